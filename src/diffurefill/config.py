@@ -1,0 +1,405 @@
+"""Every configuration dataclass; TOML in and out. Imports nothing heavier than the standard library.
+
+Precedence is preset < TOML file < command-line flags. A run's resolved configuration is stored
+with the run, so a worker or merger needs only the store's address. An unknown key is an error
+that names the keys near it: a typo must not train for a day with a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+
+class UserError(ValueError):
+    """A mistake in what a person asked for. Printed as one line that says what to do; exit code 2."""
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The transformer. Defaults are the 1.08B model of the report (1,075,980,288 parameters)."""
+
+    vocab_size: int = 73_760
+    """Rows of the tied embedding: pieces, then MASK and PAD, then unused rows."""
+    width: int = 2048
+    layers: int = 18
+    heads: int = 16
+    ffn_width: int = 5632
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    causal: bool = False
+    """True makes the autoregressive twin: same parameters, causal attention."""
+
+    def __post_init__(self) -> None:
+        _require(
+            self.width % self.heads == 0,
+            f"model.width {self.width} must be a multiple of model.heads {self.heads}",
+        )
+        _require(
+            (self.width // self.heads) % 2 == 0,
+            "model.width / model.heads must be even: rotary positions pair dimensions",
+        )
+        _require(
+            min(self.vocab_size, self.width, self.layers, self.heads, self.ffn_width) > 0,
+            "model sizes must be positive",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where text comes from and how it becomes rows."""
+
+    sources: tuple[str, ...] = ("python:",)
+    """`python:` (the standard library of this interpreter), or paths and globs of .parquet, .jsonl, .txt, .py, .md files."""
+    text_column: str = "text"
+    """Name of the text field in Parquet and JSONL."""
+    tokenizer: str = "train"
+    """`train` trains a byte-fallback BPE on the sources; otherwise the path of a tokenizer.json."""
+    tokenizer_pieces: int = 8192
+    """Size of the trained BPE, specials included."""
+    row_length: int = 2048
+    """T: tokens in a row."""
+    num_slots: int = 16
+    """Disjoint shares of the documents; a worker reads exactly one. Fixed for the run."""
+    held_out_fraction: float = 0.01
+    """Share of documents, chosen by their hash, that no worker ever reads."""
+    open_rows: int = 16
+    """Rows that best-fit packing keeps open at once."""
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.sources),
+            "data.sources is empty: name at least one source, for example python:",
+        )
+        _require(self.row_length >= 8, "data.row_length must be at least 8 tokens")
+        _require(self.num_slots >= 1, "data.num_slots must be at least 1")
+        _require(0.0 < self.held_out_fraction < 0.5, "data.held_out_fraction must lie in (0, 0.5)")
+        _require(self.open_rows >= 1, "data.open_rows must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What is masked and how the loss is weighted (spec: algorithms 1)."""
+
+    t_min: float = 0.15
+    """t ~ U(t_min, 1) per row. 0.15 is the card's value; 0 is the report's U(0, 1)."""
+    prefix_rows: float = 0.5
+    """Share of rows that keep a clean prefix of uniform length: the shape of prompted generation."""
+    loss: Literal["pooled", "row", "elbo"] = "pooled"
+
+    def __post_init__(self) -> None:
+        _require(0.0 <= self.t_min < 1.0, "objective.t_min must lie in [0, 1)")
+        _require(0.0 <= self.prefix_rows <= 1.0, "objective.prefix_rows must lie in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimiser and schedule; the learning rate is a pure function of the global step."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon`: RMS-matched Muon for the block matrices, AdamW for the embedding and the gains."""
+    peak_lr: tuple[tuple[int, float], ...] = ((0, 3e-4),)
+    """(from_step, rate) pairs: the peak in force from that step on."""
+    muon_lr_ratio: float = 1.0
+    """Muon's rate over the schedule's rate."""
+    warmup_steps: int = 500
+    total_steps: int = 200_000
+    floor: float = 0.1
+    """The cosine ends at this share of the peak at total_steps."""
+    tail_from_step: int | None = None
+    """From here the rate falls linearly to zero at total_steps; None leaves the cosine alone."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        _require(
+            bool(self.peak_lr) and self.peak_lr[0][0] == 0,
+            "optim.peak_lr must start with a pair [0, rate]",
+        )
+        _require(
+            list(self.peak_lr) == sorted(self.peak_lr),
+            "optim.peak_lr pairs must be ordered by step",
+        )
+        _require(
+            0 <= self.warmup_steps < self.total_steps,
+            "optim.warmup_steps must be below optim.total_steps",
+        )
+        tail = self.tail_from_step
+        _require(
+            tail is None or self.warmup_steps <= tail < self.total_steps,
+            "optim.tail_from_step must lie between warm-up and total_steps",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    batch_rows: int = 64
+    """B: rows of one optimiser step."""
+    micro_batch_rows: int = 8
+    """Rows of one forward pass; changes memory and speed, never the result."""
+    log_every_steps: int = 10
+
+    def __post_init__(self) -> None:
+        _require(
+            1 <= self.micro_batch_rows <= self.batch_rows,
+            "train.micro_batch_rows must lie in [1, train.batch_rows]",
+        )
+        _require(self.log_every_steps >= 1, "train.log_every_steps must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetConfig:
+    """The hub-synchronised loop (spec: fleet 5)."""
+
+    local_steps: int = 150
+    """H: optimiser steps between two merges."""
+    min_fresh: int = 2
+    """Contributions the merger waits for before its grace period may end the round."""
+    grace_seconds: float = 150.0
+    grace_from: Literal["nth", "first"] = "nth"
+    """The grace period starts at the min_fresh-th eligible arrival (report) or at the first (card)."""
+    live_seconds: float = 1800.0
+    """A worker whose log has not moved for so long, on the observer's own clock, is not waited for."""
+    ema_decay: float = 0.9
+    poll_seconds: float = 10.0
+    log_seconds: float = 300.0
+    """A waiting worker pushes its log this often, so that it is seen to be alive."""
+
+    def __post_init__(self) -> None:
+        _require(self.local_steps >= 1, "fleet.local_steps must be at least 1")
+        _require(self.min_fresh >= 1, "fleet.min_fresh must be at least 1")
+        _require(0.0 <= self.ema_decay < 1.0, "fleet.ema_decay must lie in [0, 1)")
+        _require(
+            self.grace_seconds >= 0 and self.poll_seconds > 0 and self.log_seconds > 0,
+            "fleet times must be positive",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """Fixed held-out rows with stored masks, made once by `init`."""
+
+    num_rows: int = 64
+    mask_rates: tuple[float, ...] = (0.3, 0.6, 0.9)
+    decoding_mask_rate: float = 0.5
+    decoding_passes: int = 8
+
+    def __post_init__(self) -> None:
+        _require(self.num_rows >= 1, "probe.num_rows must be at least 1")
+        _require(
+            all(0 < r < 1 for r in (*self.mask_rates, self.decoding_mask_rate)),
+            "probe mask rates must lie in (0, 1)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of decoding: draft, refill, left-to-right and n-per-pass are values of this."""
+
+    num_passes: int = 12
+    """Forward passes; 0 means as many as it takes (with `tokens_per_pass`)."""
+    remask_fraction: float = 0.0
+    """0: fill what is masked, by quota. Above 0: each pass re-masks this share of the fillable
+    positions, the least sure ones, and fills them all again."""
+    temperature: tuple[float, float] = (1.0, 1.0)
+    """First and last pass; linear between. 0 is greedy."""
+    min_p: float = 0.0
+    """Drop candidates below this share of the most likely one, after temperature."""
+    order: Literal["confidence", "left_to_right"] = "confidence"
+    order_noise: float = 0.0
+    """Gumbel noise on the log confidences when choosing positions, annealed to 0 in the last pass."""
+    quota: Literal["linear", "cosine"] = "linear"
+    """How the number still masked falls over the passes."""
+    tokens_per_pass: int | None = None
+    """Accept exactly so many positions a pass instead of following `quota`."""
+    commit_gap: int = 1
+    """No two positions closer than this are accepted in one pass; 1 puts no constraint."""
+    neighbour_ban: float = 0.0
+    """Subtracted from the logit of a token already standing to the left or right."""
+
+    def __post_init__(self) -> None:
+        _require(self.num_passes >= 0, "a stage's num_passes must not be negative")
+        _require(0.0 <= self.remask_fraction <= 1.0, "a stage's remask_fraction must lie in [0, 1]")
+        _require(min(self.temperature) >= 0.0, "a stage's temperature must not be negative")
+        _require(0.0 <= self.min_p < 1.0, "a stage's min_p must lie in [0, 1)")
+        _require(self.commit_gap >= 1, "a stage's commit_gap must be at least 1")
+        tokens = self.tokens_per_pass
+        _require(tokens is None or tokens >= 1, "a stage's tokens_per_pass must be at least 1")
+        _require(
+            self.num_passes > 0 or tokens is not None,
+            "a stage with num_passes 0 needs tokens_per_pass",
+        )
+
+
+DRAFT = Stage(
+    num_passes=12, temperature=(2.2, 0.9), order_noise=2.5, commit_gap=2, neighbour_ban=6.0
+)
+REFILL = Stage(
+    num_passes=8,
+    remask_fraction=0.2,
+    temperature=(0.8, 0.8),
+    min_p=0.1,
+    commit_gap=2,
+    neighbour_ban=6.0,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeConfig:
+    """Draft and refill as the card sets them; other decoders are other stages."""
+
+    stages: tuple[Stage, ...] = (DRAFT, REFILL)
+
+    def __post_init__(self) -> None:
+        _require(bool(self.stages), "decode.stages is empty")
+        _require(
+            self.stages[0].remask_fraction == 0.0,
+            "the first decode stage must be a draft (remask_fraction = 0)",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run."""
+
+    seed: int = 0
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    fleet: FleetConfig = field(default_factory=FleetConfig)
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+
+# --- reading and writing -------------------------------------------------------------------------
+
+
+def merge(base: Any, changes: dict[str, Any], where: str = "") -> Any:
+    """`base` (a config dataclass) with the nested `changes` laid over it; unknown keys raise UserError."""
+    hints = typing.get_type_hints(type(base))
+    new = {}
+    for key, value in changes.items():
+        name = f"{where}{key}"
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=3, cutoff=0.4) or sorted(hints)
+            raise UserError(
+                f"unknown key {name!r}; did you mean {', '.join(where + n for n in near)}?"
+            )
+        current = getattr(base, key)
+        if dataclasses.is_dataclass(current):
+            if not isinstance(value, dict):
+                raise UserError(f"{name} is a section: write [{name}] with its keys below it")
+            new[key] = merge(current, value, f"{name}.")
+        else:
+            new[key] = _convert(value, hints[key], name)
+    return dataclasses.replace(base, **new)
+
+
+def _convert(value: Any, hint: Any, name: str) -> Any:
+    """`value` as TOML gives it, as the type `hint`; raises UserError where it does not fit."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        rest = [a for a in args if a is not type(None)]
+        return None if value is None else _convert(value, rest[0], name)
+    if origin is Literal:
+        if value in args:
+            return value
+        raise UserError(f"{name} must be one of {', '.join(map(str, args))}, not {value!r}")
+    if origin is tuple and isinstance(value, (list, tuple)):
+        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        if len(items) != len(value):
+            raise UserError(f"{name} needs {len(items)} values, not {len(value)}")
+        return tuple(
+            _convert(v, t, f"{name}[{i}]")
+            for i, (v, t) in enumerate(zip(value, items, strict=True))
+        )
+    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
+        return merge(typing.cast(type, hint)(), value, f"{name}.")
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if (
+        isinstance(hint, type)
+        and isinstance(value, hint)
+        and not (hint is int and isinstance(value, bool))
+    ):
+        return value
+    wanted = getattr(hint, "__name__", str(hint))
+    raise UserError(f"{name} must be of type {wanted}, not {value!r}")
+
+
+def preset_names() -> list[str]:
+    files = resources.files("diffurefill") / "presets"
+    return sorted(f.name.removesuffix(".toml") for f in files.iterdir() if f.name.endswith(".toml"))
+
+
+def load_preset(name: str, base: RunConfig | None = None) -> RunConfig:
+    """The shipped preset `name`; `decode-*` presets hold only a [decode] section."""
+    if name not in preset_names():
+        raise UserError(f"no preset {name!r}; there are {', '.join(preset_names())}")
+    text = (resources.files("diffurefill") / "presets" / f"{name}.toml").read_text("utf-8")
+    return loads(text, base or RunConfig(), where=f"preset {name}")
+
+
+def load_file(path: str | Path, base: RunConfig) -> RunConfig:
+    """`base` with the TOML file at `path` laid over it."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the config {path}: {error}") from None
+    return loads(text, base, where=str(path))
+
+
+def loads(text: str, base: RunConfig, where: str = "config") -> RunConfig:
+    try:
+        return merge(base, tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{where}: not valid TOML: {error}") from None
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def dumps(config: RunConfig) -> str:
+    """TOML that `loads` reads back to an equal config."""
+    lines: list[str] = []
+    _write_section(config, "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def _write_section(section: Any, prefix: str, lines: list[str]) -> None:
+    later: list[tuple[str, Any]] = []
+    for f in dataclasses.fields(section):
+        value = getattr(section, f.name)
+        if dataclasses.is_dataclass(value) or (
+            isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0])
+        ):
+            later.append((f.name, value))
+        elif value is not None:
+            lines.append(f"{f.name} = {json.dumps(value)}")
+    for name, value in later:
+        header = f"{prefix}{name}"
+        for item in value if isinstance(value, tuple) else (value,):
+            lines += ["", f"[[{header}]]" if isinstance(value, tuple) else f"[{header}]"]
+            _write_section(item, f"{header}.", lines)
+
+
+def digest(config: RunConfig) -> str:
+    """sha256 of the resolved configuration: two runs that differ anywhere never mix."""
+    return hashlib.sha256(dumps(config).encode()).hexdigest()

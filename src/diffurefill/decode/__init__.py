@@ -1,0 +1,1 @@
+"""Canvas -> text, by draft and refill."""

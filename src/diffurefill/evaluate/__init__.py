@@ -1,0 +1,1 @@
+"""What is claimed is measured here."""

@@ -1,0 +1,1 @@
+"""A fleet that loses members."""

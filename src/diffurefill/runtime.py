@@ -1,0 +1,70 @@
+"""Device, threads and counter-based randomness: what every room shares about the machine it runs on.
+
+Torch is imported inside functions, so that data and store code can use the rest without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import torch
+
+
+def philox(*key: int | str) -> np.random.Generator:
+    """A generator that depends on `key` alone: no global state, no order of calls, no worker count.
+
+    Philox is counter-based; the key's parts are hashed to its 128-bit key. Example:
+    `philox(run_seed, "mask", gen, slot, step, row)`.
+    """
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
+
+
+def default_device() -> torch.device:
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def set_threads(num_threads: int | None) -> int:
+    """Limit torch to `num_threads`; None keeps OMP_NUM_THREADS or the number of cores. Returns the number in force.
+
+    Two processes on two cores want one thread each: spinning at every parallel region costs more
+    than the second thread brings.
+    """
+    import torch
+
+    if num_threads is not None:
+        torch.set_num_threads(num_threads)
+    return torch.get_num_threads()
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """bfloat16 where the hardware has it; None for fp32 (CPU: bf16 is slower there, spec performance D6)."""
+    import torch
+
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return None
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a result file says of the machine: no names, no paths, no environment."""
+    import torch
+
+    device = default_device()
+    return {
+        "cpu_count": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }

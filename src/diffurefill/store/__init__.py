@@ -1,0 +1,1 @@
+"""Where shared state lives; knows nothing of models or rounds."""

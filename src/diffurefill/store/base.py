@@ -1,0 +1,218 @@
+"""The Store contract: lanes of numbered versions, each a small atomic set of named files.
+
+A *lane* has one writer at a time (`main` belongs to the merger, `w-03` to one worker). A *version*
+is an immutable listing {path: Ref}; publishing makes the next one all at once or not at all.
+`expect` is the only compare-and-swap: the publish fails with `Conflict` when the lane's head is
+not that version. Bytes are staged first and named by their sha256, so the contested step moves a
+few kilobytes whatever the model's size.
+
+A publish may fail with `Unknown`: the caller cannot tell whether it landed and must ask
+`lookup(lane, nonce)`. Success is never inferred from an error code, on any backend.
+Source: spec hub.md E and fleet.md 5.2.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from diffurefill.config import UserError
+
+MAIN = "main"
+
+
+class StoreError(Exception):
+    """Base of everything a store raises on purpose."""
+
+
+class Conflict(StoreError):
+    """The lane's head is not the expected version; nothing was published."""
+
+
+class Busy(StoreError):
+    """The store asks to try again after `retry_after` seconds; nothing was published."""
+
+    def __init__(self, message: str, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Unknown(StoreError):
+    """The outcome is not known: ask `lookup` before doing anything else."""
+
+
+class NotFound(StoreError):
+    """No such lane, version or file."""
+
+
+class Corrupt(StoreError):
+    """A file's size or sha256 is not what its Ref says, twice in a row."""
+
+
+class Denied(StoreError):
+    """The store cannot be written (read-only, full, wrong token). Never retried."""
+
+
+class UnsafeStore(StoreError):
+    """The store ignores conditional writes: two mergers could overwrite each other."""
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A file's bytes, by content. `size` in bytes."""
+
+    sha256: str
+    size: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"sha256": self.sha256, "size": self.size}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Ref:
+        return cls(sha256=record["sha256"], size=record["size"])
+
+
+@dataclass(frozen=True)
+class Version:
+    """One published version of a lane. `id` is the backend's token; compare it, never parse it."""
+
+    lane: str
+    id: str
+    nonce: str
+    files: Mapping[str, Ref]
+
+    def ref(self, path: str) -> Ref:
+        try:
+            return self.files[path]
+        except KeyError:
+            raise NotFound(f"{self.lane}@{self.id} holds no {path}") from None
+
+
+Change = bytes | Ref | None
+"""New content of a path: bytes (small), a staged Ref, or None to remove it."""
+
+
+class Store(Protocol):
+    """What a backend gives. Every method may raise a StoreError; none retries for ever."""
+
+    uri: str
+
+    def selftest(self) -> None:
+        """Prove that conditional writes are honoured; raises UnsafeStore or Denied. Run by `init` and every merger."""
+        ...
+
+    def lanes(self) -> list[str]:
+        """Names of the lanes that have a version, sorted."""
+        ...
+
+    def head(self, lane: str = MAIN) -> Version | None:
+        """The newest version of `lane`, or None for a lane nobody has written."""
+        ...
+
+    def poll(self, lanes: list[str]) -> dict[str, str | None]:
+        """The head id of each lane, in one cheap call."""
+        ...
+
+    def stage(self, source: Path) -> Ref:
+        """Upload a file's bytes. Invisible until published; idempotent by digest."""
+        ...
+
+    def publish(
+        self,
+        lane: str,
+        changes: Mapping[str, Change],
+        *,
+        expect: Version | None,
+        nonce: str | None = None,
+    ) -> Version:
+        """The next version of `lane`: `expect`'s files with `changes` laid over them, atomically.
+
+        `expect=None` means the lane must not exist yet. Raises Conflict when the head is not
+        `expect`, Unknown when the outcome is not known. `nonce` (made here when None) is stored in the version.
+        """
+        ...
+
+    def fetch(self, ref: Ref, dest: Path) -> Path:
+        """Copy the bytes to `dest`, verified by size and sha256; a half-written `dest` never appears."""
+        ...
+
+    def read(self, ref: Ref) -> bytes:
+        """The verified bytes of a small file."""
+        ...
+
+    def lookup(self, lane: str, nonce: str) -> Version | None:
+        """The version published with `nonce`, or None: decides an unknown outcome."""
+        ...
+
+    def history(self, lane: str) -> Iterator[Version]:
+        """Every version still kept, oldest first."""
+        ...
+
+
+def new_nonce() -> str:
+    return uuid.uuid4().hex
+
+
+def sha256_file(path: Path) -> Ref:
+    """The Ref of a local file, read once in 1 MiB pieces."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as f:
+        while block := f.read(1 << 20):
+            digest.update(block)
+            size += len(block)
+    return Ref(sha256=digest.hexdigest(), size=size)
+
+
+def read_json(store: Store, version: Version, path: str) -> dict[str, Any]:
+    """The JSON object at `path` of `version`; Corrupt when it does not parse."""
+    try:
+        record = json.loads(store.read(version.ref(path)))
+    except ValueError as error:
+        raise Corrupt(f"{version.lane}@{version.id}: {path} is not valid JSON ({error})") from None
+    if not isinstance(record, dict):
+        raise Corrupt(f"{version.lane}@{version.id}: {path} is not a JSON object")
+    return record
+
+
+def dump_json(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
+
+
+def publish_surely(
+    store: Store, lane: str, changes: Mapping[str, Change], *, expect: Version | None
+) -> Version:
+    """`publish` with the ambiguity rule of spec fleet.md 5.2: after any doubt, read the nonce back.
+
+    Raises Conflict only when it is certain that this publish did not land and the head moved.
+    """
+    nonce = new_nonce()
+    try:
+        return store.publish(lane, changes, expect=expect, nonce=nonce)
+    except (Conflict, Unknown) as doubt:
+        landed = store.lookup(lane, nonce)
+        if landed is not None:
+            return landed
+        head = store.head(lane)
+        unmoved = (head.id if head else None) == (expect.id if expect else None)
+        if isinstance(doubt, Unknown) and unmoved:
+            return store.publish(lane, changes, expect=expect, nonce=nonce)
+        raise Conflict(
+            f"lane {lane} has moved on since {expect.id if expect else 'it was empty'}"
+        ) from doubt
+
+
+def open_store(uri: str, *, create: bool = False) -> Store:
+    """The store at `uri`. A path or file:// is a folder; `create` makes it."""
+    from diffurefill.store.folder import FolderStore
+
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme != "file":
+        raise UserError(
+            f"this version stores runs in folders only, not {scheme}://; give a path such as ./run"
+        )
+    return FolderStore(Path(rest if separator else uri), create=create)

@@ -1,0 +1,1 @@
+"""Rows -> trained weights."""
