@@ -1,0 +1,301 @@
+"""A run in a folder: blobs named by their sha256, and numbered manifests published by link(2).
+
+    blobs/sha256/ab/<digest>     immutable bytes
+    lanes/<lane>/00000042.json   version 42 of a lane: {lane, id, nonce, files, previous}
+    lanes/<lane>/HEAD            a hint; the head is the last number of the gapless sequence
+    tmp/                         files being written
+
+link(2) makes a complete, fsynced manifest appear under its number or fails because the number is
+taken. That is the compare-and-swap: no lock file, so nothing is left locked by a killed process.
+Numbers are never pruned: a writer asleep for a day must not find its number free again.
+Source: spec hub.md C4.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+from diffurefill.config import UserError
+from diffurefill.store.base import (
+    MAIN,
+    Change,
+    Conflict,
+    Corrupt,
+    NotFound,
+    Ref,
+    Unknown,
+    Version,
+    dump_json,
+    new_nonce,
+)
+from diffurefill.store.durable import (
+    ADVICE,
+    fsync_folder,
+    make_folder,
+    os_errors_as_denied,
+    removed_at_exit,
+    replace_durably,
+    write_hashed,
+)
+from diffurefill.store.selftest import prove_conditional_writes
+
+BLOCK_BYTES = 1 << 20
+SELFTEST_LANE = "selftest"
+STALE_TMP_SECONDS = 86_400.0
+_LANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+
+
+class FolderStore:
+    """The Store contract (base.py) on a file system that has hard links."""
+
+    def __init__(self, root: Path, *, create: bool) -> None:
+        """Opens the run at `root`; `create` makes the folder. Raises UserError or Denied."""
+        self.uri = str(root)
+        self.root = root.absolute()
+        if self.root.exists() and not self.root.is_dir():
+            raise UserError(f"{root} is a file: give the path of a folder, for example ./run")
+        if create:
+            with os_errors_as_denied():
+                for name in ("blobs", "lanes", "tmp"):
+                    make_folder(self.root / name)
+        elif not (self.root / "lanes").is_dir():
+            raise UserError(f"no run at {root}: make one with `diffurefill init`")
+
+    def selftest(self) -> None:
+        # A fresh name: two mergers may test at once, and a killed test leaves its lane behind.
+        lane = f"{SELFTEST_LANE}-{new_nonce()[:8]}"
+        try:
+            prove_conditional_writes(self, lane)
+        finally:
+            shutil.rmtree(self.root / "lanes" / lane, ignore_errors=True)
+        self._sweep_tmp()
+
+    def lanes(self) -> list[str]:
+        with os_errors_as_denied():
+            names = sorted(path.name for path in (self.root / "lanes").iterdir())
+        ours = [n for n in names if _LANE.fullmatch(n) and not n.startswith(SELFTEST_LANE)]
+        return [name for name in ours if self._head_number(name)]
+
+    def head(self, lane: str = MAIN) -> Version | None:
+        number = self._head_number(lane)
+        return self._read_manifest(lane, number) if number else None
+
+    def poll(self, lanes: list[str]) -> dict[str, str | None]:
+        numbers = {lane: self._head_number(lane) for lane in lanes}
+        return {lane: str(number) if number else None for lane, number in numbers.items()}
+
+    def stage(self, source: Path) -> Ref:
+        with open(source, "rb") as f, os_errors_as_denied():
+            return self._write_blob(iter(lambda: f.read(BLOCK_BYTES), b""))
+
+    def publish(
+        self,
+        lane: str,
+        changes: Mapping[str, Change],
+        *,
+        expect: Version | None,
+        nonce: str | None = None,
+    ) -> Version:
+        for path in changes:
+            _check_path(path)
+        files = dict(self._files_at_head(lane, expect))
+        with os_errors_as_denied():
+            for path, change in changes.items():
+                if change is None:
+                    files.pop(path, None)
+                else:
+                    files[path] = self._blob_of(change)
+            number = int(expect.id) + 1 if expect else 1
+            version = Version(lane, str(number), nonce or new_nonce(), files)
+            self._publish_manifest(version, previous=expect.id if expect else None)
+        return version
+
+    def fetch(self, ref: Ref, dest: Path) -> Path:
+        blob = self._blob_path(ref)
+        part = dest.with_name(f".{dest.name}.{new_nonce()}.part")
+        with os_errors_as_denied(), removed_at_exit(part):
+            dest.parent.mkdir(parents=True, exist_ok=True)
+            for _attempt in range(2):
+                with self._open_blob(ref) as source, open(part, "wb") as f:
+                    copied = write_hashed(iter(lambda f=source: f.read(BLOCK_BYTES), b""), f)
+                if copied == ref:
+                    replace_durably(part, dest)
+                    return dest
+        raise _corrupt_blob(blob)
+
+    def read(self, ref: Ref) -> bytes:
+        for _attempt in range(2):
+            with os_errors_as_denied(), self._open_blob(ref) as f:
+                content = f.read()
+            if Ref(hashlib.sha256(content).hexdigest(), len(content)) == ref:
+                return content
+        raise _corrupt_blob(self._blob_path(ref))
+
+    def lookup(self, lane: str, nonce: str) -> Version | None:
+        # Newest first: the doubt to settle is nearly always about the last publish or two.
+        for number in range(self._head_number(lane), 0, -1):
+            version = self._read_manifest(lane, number)
+            if version.nonce == nonce:
+                return version
+        return None
+
+    def history(self, lane: str) -> Iterator[Version]:
+        for number in range(1, self._head_number(lane) + 1):
+            yield self._read_manifest(lane, number)
+
+    # --- lanes ---
+
+    def _manifest_path(self, lane: str, number: int) -> Path:
+        return self.root / "lanes" / lane / f"{number:08d}.json"
+
+    def _head_number(self, lane: str) -> int:
+        """The last number of the gapless sequence; 0 for a lane nobody has written."""
+        _check_lane(lane)
+        with os_errors_as_denied():
+            try:
+                number = int((self.root / "lanes" / lane / "HEAD").read_text("ascii"))
+            except (FileNotFoundError, ValueError):
+                number = 0
+            if not self._manifest_path(lane, number).exists():
+                number = 0
+            while self._manifest_path(lane, number + 1).exists():
+                number += 1
+        return number
+
+    def _files_at_head(self, lane: str, expect: Version | None) -> Mapping[str, Ref]:
+        """The files of `expect`; Conflict when it is not the head. Saves work: link decides."""
+        head = self.head(lane)
+        if head is None and expect is None:
+            return {}
+        # The nonce as well as the number: a lane that was removed and made again has old numbers.
+        if head is None or expect is None or (head.id, head.nonce) != (expect.id, expect.nonce):
+            raise Conflict(f"lane {lane} is not at {expect.id if expect else 'its start'} any more")
+        return head.files
+
+    def _read_manifest(self, lane: str, number: int) -> Version:
+        path = self._manifest_path(lane, number)
+        with os_errors_as_denied():
+            content = path.read_bytes()
+        try:
+            record = json.loads(content)
+            files = {name: Ref.from_json(ref) for name, ref in record["files"].items()}
+            version = Version(record["lane"], record["id"], record["nonce"], files)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Corrupt(f"{path} is not a manifest ({error}): restore it from a copy") from None
+        if (version.lane, version.id) != (lane, str(number)):
+            raise Corrupt(f"{path} says it is {version.lane}@{version.id}: restore it from a copy")
+        return version
+
+    def _publish_manifest(self, version: Version, previous: str | None) -> None:
+        path = self._manifest_path(version.lane, int(version.id))
+        record = {
+            "lane": version.lane,
+            "id": version.id,
+            "nonce": version.nonce,
+            "files": {name: ref.to_json() for name, ref in version.files.items()},
+            "previous": previous,
+        }
+        make_folder(path.parent)
+        with self._tmp() as tmp:
+            with open(tmp, "xb") as f:
+                write_hashed([dump_json(record)], f)
+            _link(tmp, path)
+        try:
+            fsync_folder(path.parent)
+        except OSError as error:
+            # Readers see it already, but a power cut may still take it back.
+            raise Unknown(f"{path} may not last: {error.strerror}") from error
+        with contextlib.suppress(OSError), self._tmp() as tmp:  # a hint: stale or absent is fine
+            tmp.write_text(version.id, "ascii")
+            os.replace(tmp, path.with_name("HEAD"))
+
+    # --- blobs ---
+
+    def _blob_path(self, ref: Ref) -> Path:
+        # A manifest written elsewhere must not name a file outside blobs/.
+        if not re.fullmatch(r"[0-9a-f]{64}", ref.sha256):
+            raise Corrupt(f"{ref.sha256!r} is not a sha256")
+        return self.root / "blobs" / "sha256" / ref.sha256[:2] / ref.sha256
+
+    def _open_blob(self, ref: Ref) -> BinaryIO:
+        path = self._blob_path(ref)
+        try:
+            return open(path, "rb")
+        except FileNotFoundError:
+            raise NotFound(f"no blob {path}") from None
+
+    def _blob_of(self, change: bytes | Ref) -> Ref:
+        if isinstance(change, bytes):
+            return self._write_blob([change])
+        if not self._blob_path(change).exists():
+            raise NotFound(f"no blob {change.sha256}: stage the file before publishing it")
+        return change
+
+    def _write_blob(self, blocks: Iterable[bytes]) -> Ref:
+        """Always writes, so that staging again also heals a blob damaged on disk."""
+        with self._tmp() as tmp:
+            with open(tmp, "xb") as f:
+                ref = write_hashed(blocks, f)
+            path = self._blob_path(ref)
+            make_folder(path.parent)
+            replace_durably(tmp, path)
+        return ref
+
+    # --- tmp ---
+
+    @contextlib.contextmanager
+    def _tmp(self) -> Generator[Path]:
+        """A name for a new file, which is gone afterwards unless it was moved."""
+        folder = self.root / "tmp"
+        make_folder(folder)  # a copy of a run may lack its empty folders
+        path = folder / f"{new_nonce()}.tmp"
+        with removed_at_exit(path):
+            yield path
+
+    def _sweep_tmp(self) -> None:
+        """Remove what killed processes left a day ago or more, by the file system's own clock."""
+        with os_errors_as_denied(), self._tmp() as now:
+            now.touch()
+            newest = now.stat().st_mtime
+            for path in (self.root / "tmp").iterdir():
+                with contextlib.suppress(FileNotFoundError):
+                    if newest - path.stat().st_mtime > STALE_TMP_SECONDS:
+                        path.unlink()
+
+
+# --- helpers ---
+
+
+def _check_lane(lane: str) -> None:
+    if not _LANE.fullmatch(lane):
+        raise UserError(f"lane name {lane!r}: use letters, digits and - only")
+
+
+def _check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if "/".join(parts) != path or not parts or ".." in parts or "\\" in path or path[0] == "/":
+        raise UserError(f"path {path!r}: use a plain relative path such as log/w-01.jsonl")
+
+
+def _link(tmp: Path, path: Path) -> None:
+    """The one contested step: `path` appears whole, or it was there before (Conflict)."""
+    try:
+        os.link(tmp, path)
+    except FileExistsError:
+        raise Conflict(f"{path.parent.name}@{int(path.stem)} was published by another") from None
+    except OSError as error:
+        if error.errno in ADVICE:
+            raise
+        raise Unknown(f"{path}: {error.strerror}; it may have been published") from error
+
+
+def _corrupt_blob(path: Path) -> Corrupt:
+    return Corrupt(f"{path}: its bytes are not what its name says; restore it from a copy")
