@@ -1,0 +1,167 @@
+"""The transformer: canvas -> logits. With `causal=True` the same parameters make the AR twin.
+
+Pre-norm blocks of rotary attention and SwiGLU, a final norm and a head tied to the embedding;
+no biases. Shape letters: B rows, T positions, D width, H heads, K head dim, V vocabulary, N
+positions whose logits are wanted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from diffurefill.config import ModelConfig
+from diffurefill.model.attention import (
+    Segments,
+    attention,
+    choose_backend,
+    segments_from_doc_ids,
+)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Parameters of `Denoiser(config)`, the tied embedding counted once."""
+    D = config.width
+    per_block = 4 * D * D + 3 * D * config.ffn_width + 2 * D
+    return config.vocab_size * D + config.layers * per_block + D
+
+
+class Denoiser(nn.Module):
+    """A distribution over the vocabulary at every wanted position of a canvas.
+
+    All matrices are zero until `init_weights` or `load_state_dict` fills them: building the module
+    draws nothing from torch's global generator.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        weight = torch.zeros(config.vocab_size, config.width)
+        self.embedding = nn.Embedding.from_pretrained(weight, freeze=False)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.final_norm = RMSNorm(config.width, config.norm_eps)
+        # No buffer: neither `.to(bfloat16)`, which would ruin the angles, nor a checkpoint sees it.
+        self._rotary: Tensor | None = None
+
+    def forward(
+        self, canvas: Tensor, doc_ids: Tensor | None = None, at: Tensor | None = None
+    ) -> Tensor:
+        """Logits (B, T, V) of `canvas` (B, T), or (N, V) at the True positions of `at`, row-major.
+
+        doc_ids: (B, T), -1 on PAD; None when each row is one document.
+        at: (B, T) bool. The head is a large share of the work: name the positions that matter.
+        """
+        x = self.embedding(canvas)  # (B, T, D)
+        if torch.is_autocast_enabled(x.device.type):
+            # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        segments = self._segments(doc_ids, canvas.device)
+        rotary = self._rotary_table(canvas.shape[1], canvas.device)
+        for block in self.blocks:
+            x = block(x, rotary, segments)
+        if at is not None:
+            x = x[at]  # (N, D)
+        return F.linear(self.final_norm(x), self.embedding.weight)
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """N(0, 0.02); the outputs into the residual stream N(0, 0.02 / sqrt(2 layers)); gains 1.
+
+        Drawn on the generator's device in the order of `named_parameters`, so that a seed gives
+        the same weights wherever the model lives.
+        """
+        residual_std = 0.02 / math.sqrt(2 * self.config.layers)
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                parameter.fill_(1.0)
+                continue
+            is_residual = name.endswith(("attention_out.weight", "down.weight"))
+            drawn = torch.empty(parameter.shape, device=generator.device)
+            std = residual_std if is_residual else 0.02
+            parameter.copy_(drawn.normal_(0.0, std, generator=generator))
+
+    def _segments(self, doc_ids: Tensor | None, device: torch.device) -> Segments:
+        # Each new shape compiles FlexAttention again. Training has few shapes; scoring and
+        # decoding have many, and take the dense mask.
+        backend = choose_backend(device) if torch.is_grad_enabled() else "sdpa"
+        return segments_from_doc_ids(doc_ids, causal=self.config.causal, backend=backend)
+
+    def _rotary_table(self, num_positions: int, device: torch.device) -> Tensor:
+        table = self._rotary
+        if table is None or table.device != device or table.shape[1] < num_positions:
+            head_dim = self.config.width // self.config.heads
+            # A table first made under inference_mode could not be used in training later.
+            with torch.inference_mode(False):
+                table = rotary_table(num_positions, head_dim, self.config.rope_base).to(device)
+            self._rotary = table
+        return table[:, :num_positions]
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + SwiGLU(norm(x))."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        D = config.width
+        self.heads = config.heads
+        self.attention_norm = RMSNorm(D, config.norm_eps)
+        self.qkv = Linear(D, 3 * D)
+        self.attention_out = Linear(D, D)
+        self.ffn_norm = RMSNorm(D, config.norm_eps)
+        self.gate_up = Linear(D, 2 * config.ffn_width)
+        self.down = Linear(config.ffn_width, D)
+
+    def forward(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
+        x = x + self._attend(self.attention_norm(x), rotary, segments)
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)  # (B, T, ffn_width) each
+        return x + self.down(F.silu(gate) * up)
+
+    def _attend(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
+        B, T, D = x.shape
+        qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
+        q, k = rotate(q, rotary), rotate(k, rotary)
+        mixed = attention(q, k, v, segments).transpose(1, 2)  # (B, T, H, K)
+        return self.attention_out(mixed.reshape(B, T, D))
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, computed in fp32 and returned in x's dtype."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.float()
+        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
+
+
+class Linear(nn.Linear):
+    """No bias, and zero until filled: torch's own start would draw from its global generator."""
+
+    def __init__(self, num_inputs: int, num_outputs: int) -> None:
+        super().__init__(num_inputs, num_outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+
+def rotary_table(num_positions: int, head_dim: int, base: float) -> Tensor:
+    """Cosines and sines (2, T, K / 2) of position * base^(-2 i / K): fp64 angles, kept in fp32."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim
+    positions = torch.arange(num_positions, dtype=torch.float64, device="cpu")
+    angles = torch.outer(positions, base**-exponents)
+    return torch.stack((angles.cos(), angles.sin())).float()
+
+
+def rotate(x: Tensor, rotary: Tensor) -> Tensor:
+    """`x` (B, H, T, K) turned by its positions; dimension i is paired with i + K / 2."""
+    cos, sin = rotary  # (T, K / 2) each, fp32
+    first, second = x.float().chunk(2, dim=-1)
+    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    return turned.to(x.dtype)
