@@ -1,0 +1,224 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diffurefill.config import UserError
+from diffurefill.decode import sampling
+from diffurefill.decode.sampling import candidate_logits, inverse_cdf, sample, visible_neighbours
+from diffurefill.runtime import philox
+from tests.fakes import BOS, MASK, PAD
+
+NO_NEIGHBOURS = torch.tensor([[-1, -1]])
+ALMOST_ONE = 1 - 2.0**-53
+
+
+def neighbours_of(ids: list[int], doc_ids: list[int] | None = None) -> list[set[int]]:
+    canvas = torch.tensor([ids])
+    docs = torch.tensor([doc_ids or [0] * len(ids)], dtype=torch.int32)
+    at = torch.ones_like(canvas, dtype=torch.bool)
+    found = visible_neighbours(canvas, docs, at, mask_id=MASK, pad_id=PAD)
+    return [set(pair) - {-1} for pair in found.tolist()]
+
+
+def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float, **rule: float):
+    """`sample` at every row of `logits`, without neighbours."""
+    N, V = logits.shape
+    emittable = torch.ones(V, dtype=torch.bool)
+    options = {"min_p": 0.0, "neighbour_ban": 0.0} | rule
+    return sample(
+        logits,
+        torch.arange(N),
+        NO_NEIGHBOURS.expand(N, 2),
+        uniform,
+        torch.full((N,), temperature),
+        emittable=emittable,
+        **options,
+    )
+
+
+# --- neighbours and ban --------------------------------------------------------------------------
+
+
+def test_neighbours_are_the_visible_tokens_on_both_sides():
+    assert neighbours_of([BOS, 7, MASK, 8]) == [{7}, {BOS}, {7, 8}, set()]
+
+
+def test_mask_pad_and_another_document_are_no_neighbours():
+    found = neighbours_of([7, MASK, 8, MASK, 9, PAD, PAD], [0, 0, 0, 1, 1, -1, -1])
+    assert found == [set(), {7, 8}, set(), {9}, set(), set(), set()]
+
+
+def test_padding_positions_are_strangers_to_each_other():
+    assert neighbours_of([7, MASK, 9], [-1, -1, -1]) == [set(), set(), set()]
+
+
+def test_a_token_on_both_sides_is_charged_once():
+    canvas = torch.tensor([[7, MASK, 7]])
+    at = canvas == MASK
+    beside = visible_neighbours(canvas, torch.zeros_like(canvas), at, mask_id=MASK, pad_id=PAD)
+    logits = candidate_logits(
+        torch.zeros(1, 9), beside, torch.ones(1), min_p=0.0, neighbour_ban=6.0
+    )
+    assert logits[0, 7] == -6.0
+
+
+@given(
+    logits=st.lists(st.integers(-8, 8), min_size=6, max_size=6),
+    ban=st.sampled_from([0.5, 2.0, 6.0]),
+    temperature=st.sampled_from([0.5, 1.0, 2.0]),
+    banned=st.integers(0, 4),
+)
+def test_the_log_odds_of_a_banned_token_fall_by_ban_over_temperature(
+    logits, ban, temperature, banned
+):
+    row = torch.tensor([logits], dtype=torch.float32)
+    T = torch.tensor([temperature])
+    plain = candidate_logits(row, NO_NEIGHBOURS, T, min_p=0.0, neighbour_ban=ban)[0]
+    charged = candidate_logits(row, torch.tensor([[banned, -1]]), T, min_p=0.0, neighbour_ban=ban)[
+        0
+    ]
+    fall = (plain[banned] - plain[5]) - (charged[banned] - charged[5])
+    assert fall.item() == ban / temperature
+    others = [i for i in range(5) if i != banned]
+    assert torch.equal(plain[others] - plain[5], charged[others] - charged[5])
+
+
+def test_the_ban_moves_the_draw_but_not_the_confidence():
+    logits = torch.tensor([[2.0, 1.0, 0.0]])
+    token, confidence = sample(
+        logits,
+        torch.tensor([0]),
+        torch.tensor([[0, -1]]),
+        torch.tensor([0.5]),
+        torch.zeros(1),
+        emittable=torch.ones(3, dtype=torch.bool),
+        min_p=0.5,
+        neighbour_ban=6.0,
+    )
+    assert token.item() == 1
+    torch.testing.assert_close(confidence, logits.log_softmax(1)[:, 1])
+
+
+# --- temperature and min-p -----------------------------------------------------------------------
+
+
+def test_min_p_is_measured_after_temperature():
+    logits = torch.tensor([[0.1, 0.05, 0.8, 0.05]]).log()
+    # At T = 2 the shares of the best are the square roots: 0.354, 0.25, 1, 0.25.
+    kept = candidate_logits(
+        logits, NO_NEIGHBOURS, torch.tensor([2.0]), min_p=0.3, neighbour_ban=0.0
+    )
+    assert torch.isfinite(kept)[0].tolist() == [True, False, True, False]
+
+
+@given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12), st.floats(0.01, 0.99))
+def test_min_p_always_keeps_the_most_likely(values, min_p):
+    row = torch.tensor([values])
+    kept = candidate_logits(row, NO_NEIGHBOURS, torch.ones(1), min_p=min_p, neighbour_ban=0.0)
+    assert kept.max() == 0.0
+
+
+def test_temperature_zero_is_the_argmax_whatever_the_uniform():
+    logits = torch.tensor([[0.0, 3.0, 2.9]]).repeat(3, 1)
+    tokens, _ = draw(logits, torch.tensor([0.0, 0.5, ALMOST_ONE], dtype=torch.float64), 0.0)
+    assert tokens.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6])
+def test_a_tiny_temperature_is_the_argmax_and_never_nan(temperature):
+    logits = torch.tensor([[-90.0, 80.0, 79.0]])
+    tokens, _ = draw(logits, torch.tensor([0.99], dtype=torch.float64), temperature)
+    assert tokens.item() == 1
+
+
+def test_greedy_and_sampled_rows_share_a_call():
+    logits = torch.zeros(2, 4)
+    logits[:, 1] = 1.0
+    tokens, _ = sample(
+        logits,
+        torch.arange(2),
+        NO_NEIGHBOURS.expand(2, 2),
+        torch.tensor([ALMOST_ONE, ALMOST_ONE], dtype=torch.float64),
+        torch.tensor([0.0, 1.0]),
+        emittable=torch.ones(4, dtype=torch.bool),
+        min_p=0.0,
+        neighbour_ban=0.0,
+    )
+    assert tokens.tolist() == [1, 3]
+
+
+# --- inverse CDF ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("temperature", [0.4, 1.0, 2.2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_frequencies_are_those_of_the_softmax(temperature, dtype):
+    N, V = 100_000, 350  # three blocks of the two-level CDF
+    zipf = (-1.1 * torch.arange(1, V + 1).float().log() + 4.0).to(dtype)
+    uniform = torch.from_numpy(philox(5, "frequencies").random(N))
+    tokens, _ = draw(zipf.expand(N, V), uniform, temperature)
+    expected = N * (zipf.double() / temperature).softmax(0).numpy()
+    seen = np.bincount(tokens.numpy(), minlength=V)
+    common = expected >= 5
+    expected = np.append(expected[common], max(expected[~common].sum(), 1e-9))
+    seen = np.append(seen[common], seen[~common].sum())
+    chi_square = ((seen - expected) ** 2 / expected).sum()
+    degrees = len(expected) - 1
+    # About four standard deviations above the mean: one honest sampler in 30,000 fails.
+    assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(st.one_of(st.floats(-60, 20, width=32), st.just(-math.inf)), min_size=1, max_size=400),
+    st.one_of(st.floats(0, 1, exclude_max=True), st.just(ALMOST_ONE), st.just(0.0)),
+)
+def test_inverse_cdf_is_the_plain_search_and_never_hits_probability_zero(values, u):
+    logits = torch.tensor([[*values, 0.0]])
+    got = int(inverse_cdf(logits, torch.tensor([u], dtype=torch.float64)))
+    p = np.exp(logits.double().numpy()[0] - logits.max().item())
+    cdf = np.cumsum(p) / p.sum()
+    assert p[got] > 0
+    assert cdf[got] > u - 1e-6
+    assert (cdf[got - 1] if got else 0.0) < u + 1e-6
+
+
+def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(37, 50, generator=generator)
+    uniform = torch.rand(37, generator=generator, dtype=torch.float64)
+    whole = draw(logits, uniform, 1.3, min_p=0.05)
+    monkeypatch.setattr(sampling, "CHUNK_ELEMENTS", 200)
+    for a, b in zip(whole, draw(logits, uniform, 1.3, min_p=0.05), strict=True):
+        assert torch.equal(a, b)
+
+
+# --- confidence and what may be written ----------------------------------------------------------
+
+
+def test_confidence_is_the_log_softmax_at_temperature_one_over_emittable_ids():
+    logits = torch.tensor([[5.0, 1.0, 0.5, 2.0]])
+    emittable = torch.tensor([False, True, True, True])
+    token, confidence = sample(
+        logits,
+        torch.tensor([0]),
+        NO_NEIGHBOURS,
+        torch.tensor([0.999], dtype=torch.float64),
+        torch.tensor([2.2]),
+        emittable=emittable,
+        min_p=0.0,
+        neighbour_ban=0.0,
+    )
+    assert token.item() == 3
+    torch.testing.assert_close(confidence, logits[:, 1:].log_softmax(1)[:, 2])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_broken_logits_are_refused(bad):
+    logits = torch.tensor([[0.0, bad, 1.0]])
+    with pytest.raises(UserError, match="not finite"):
+        draw(logits, torch.tensor([0.5], dtype=torch.float64), 1.0)
