@@ -1,1 +1,1 @@
-"""DiffuRefill: pretrain a masked-diffusion language model on GPUs that vanish; write by draft and refill."""
+"""Pretrain a masked-diffusion language model on GPUs that vanish; write by draft and refill."""

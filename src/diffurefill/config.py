@@ -1,4 +1,4 @@
-"""Every configuration dataclass; TOML in and out. Imports nothing heavier than the standard library.
+"""Every configuration dataclass; TOML in and out. Imports the standard library only.
 
 Precedence is preset < TOML file < command-line flags. A run's resolved configuration is stored
 with the run, so a worker or merger needs only the store's address. An unknown key is an error
@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 
 class UserError(ValueError):
-    """A mistake in what a person asked for. Printed as one line that says what to do; exit code 2."""
+    """A mistake in what a person asked for: printed as one line that says what to do, exit 2."""
 
 
 def _require(condition: bool, message: str) -> None:
@@ -64,7 +64,8 @@ class DataConfig:
     """Where text comes from and how it becomes rows."""
 
     sources: tuple[str, ...] = ("python:",)
-    """`python:` (the standard library of this interpreter), or paths and globs of .parquet, .jsonl, .txt, .py, .md files."""
+    """`python:` (the standard library of this interpreter), or paths and globs of Parquet, JSONL
+    and text files, or folders of them."""
     text_column: str = "text"
     """Name of the text field in Parquet and JSONL."""
     tokenizer: str = "train"
@@ -98,7 +99,7 @@ class ObjectiveConfig:
     t_min: float = 0.15
     """t ~ U(t_min, 1) per row. 0.15 is the card's value; 0 is the report's U(0, 1)."""
     prefix_rows: float = 0.5
-    """Share of rows that keep a clean prefix of uniform length: the shape of prompted generation."""
+    """Share of rows that keep a clean prefix of random length: the shape of prompted text."""
     loss: Literal["pooled", "row", "elbo"] = "pooled"
 
     def __post_init__(self) -> None:
@@ -156,10 +157,8 @@ class TrainConfig:
     log_every_steps: int = 10
 
     def __post_init__(self) -> None:
-        _require(
-            1 <= self.micro_batch_rows <= self.batch_rows,
-            "train.micro_batch_rows must lie in [1, train.batch_rows]",
-        )
+        _require(self.batch_rows >= 1, "train.batch_rows must be at least 1")
+        _require(self.micro_batch_rows >= 1, "train.micro_batch_rows must be at least 1")
         _require(self.log_every_steps >= 1, "train.log_every_steps must be at least 1")
 
 
@@ -173,9 +172,9 @@ class FleetConfig:
     """Contributions the merger waits for before its grace period may end the round."""
     grace_seconds: float = 150.0
     grace_from: Literal["nth", "first"] = "nth"
-    """The grace period starts at the min_fresh-th eligible arrival (report) or at the first (card)."""
+    """Grace starts at the min_fresh-th eligible arrival (report) or at the first (card)."""
     live_seconds: float = 1800.0
-    """A worker whose log has not moved for so long, on the observer's own clock, is not waited for."""
+    """A worker whose lane has not moved for so long, on the observer's clock, is not waited for."""
     ema_decay: float = 0.9
     poll_seconds: float = 10.0
     log_seconds: float = 300.0
@@ -223,7 +222,7 @@ class Stage:
     """Drop candidates below this share of the most likely one, after temperature."""
     order: Literal["confidence", "left_to_right"] = "confidence"
     order_noise: float = 0.0
-    """Gumbel noise on the log confidences when choosing positions, annealed to 0 in the last pass."""
+    """Gumbel noise on the log confidences when choosing positions; 0 in the last pass."""
     quota: Literal["linear", "cosine"] = "linear"
     """How the number still masked falls over the passes."""
     tokens_per_pass: int | None = None
@@ -293,7 +292,7 @@ class RunConfig:
 
 
 def merge(base: Any, changes: dict[str, Any], where: str = "") -> Any:
-    """`base` (a config dataclass) with the nested `changes` laid over it; unknown keys raise UserError."""
+    """`base` (a config dataclass) with nested `changes` laid over; unknown keys: UserError."""
     hints = typing.get_type_hints(type(base))
     new = {}
     for key, value in changes.items():

@@ -1,4 +1,4 @@
-"""Device, threads and counter-based randomness: what every room shares about the machine it runs on.
+"""Device, threads and keyed randomness: what every room shares about the machine.
 
 Torch is imported inside functions, so that data and store code can use the rest without it.
 """
@@ -33,7 +33,7 @@ def default_device() -> torch.device:
 
 
 def set_threads(num_threads: int | None) -> int:
-    """Limit torch to `num_threads`; None keeps OMP_NUM_THREADS or the number of cores. Returns the number in force.
+    """Limit torch to `num_threads` (None: leave it as it is); returns the number in force.
 
     Two processes on two cores want one thread each: spinning at every parallel region costs more
     than the second thread brings.
@@ -46,7 +46,7 @@ def set_threads(num_threads: int | None) -> int:
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """bfloat16 where the hardware has it; None for fp32 (CPU: bf16 is slower there, spec performance D6)."""
+    """bfloat16 where the hardware has it, else None: fp32 (on CPU bf16 is slower, D6)."""
     import torch
 
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):

@@ -103,7 +103,10 @@ class Store(Protocol):
     uri: str
 
     def selftest(self) -> None:
-        """Prove that conditional writes are honoured; raises UnsafeStore or Denied. Run by `init` and every merger."""
+        """Prove that conditional writes are honoured; raises UnsafeStore or Denied.
+
+        Run by `init` and by every merger at its start.
+        """
         ...
 
     def lanes(self) -> list[str]:
@@ -133,12 +136,13 @@ class Store(Protocol):
         """The next version of `lane`: `expect`'s files with `changes` laid over them, atomically.
 
         `expect=None` means the lane must not exist yet. Raises Conflict when the head is not
-        `expect`, Unknown when the outcome is not known. `nonce` (made here when None) is stored in the version.
+        `expect`, Unknown when the outcome is not known. `nonce` (made here when None) is kept in
+        the version.
         """
         ...
 
     def fetch(self, ref: Ref, dest: Path) -> Path:
-        """Copy the bytes to `dest`, verified by size and sha256; a half-written `dest` never appears."""
+        """Copy the bytes to `dest`, verified by size and sha256, whole or not at all."""
         ...
 
     def read(self, ref: Ref) -> bytes:

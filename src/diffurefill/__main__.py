@@ -1,0 +1,3 @@
+from diffurefill.cli import entry
+
+entry()

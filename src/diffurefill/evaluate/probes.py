@@ -1,0 +1,210 @@
+"""Fixed probes: the same held-out rows and the same stored masks for every model of a run.
+
+A difference between two checkpoints then carries no sampling noise. Masks are stored, not a seed,
+so that no change of code can move a curve; a probe's digest travels with every figure, and figures
+of two digests are not compared. Source: spec algorithms 4.1, 4.3, 4.4.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor
+
+from diffurefill.config import ProbeConfig, RunConfig, Stage, UserError
+from diffurefill.data.documents import Corpus, Cursor, held_out_documents
+from diffurefill.data.packing import cut_documents, pack
+from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.generate import generate
+from diffurefill.runtime import philox
+
+Denoiser = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """Held-out rows and their masks. `ids` int64 and `doc_ids` int32 are (R, T)."""
+
+    ids: np.ndarray
+    doc_ids: np.ndarray
+    masks: dict[float, np.ndarray]
+    """{mask rate: (R, T) bool}, the rates that the held-out CE averages."""
+    decoding_mask: np.ndarray
+    """(R, T) bool: what the decoding-accuracy probe hides."""
+
+    @property
+    def digest(self) -> str:
+        """First 12 hex digits of a sha256 over every array: the probe's version."""
+        h = hashlib.sha256()
+        for name, array in sorted(self._arrays().items()):
+            h.update(name.encode() + np.ascontiguousarray(array).tobytes())
+        return h.hexdigest()[:12]
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        masks = {f"mask_{rate}": mask for rate, mask in self.masks.items()}
+        return {"ids": self.ids, "doc_ids": self.doc_ids, "decoding": self.decoding_mask, **masks}
+
+    def save(self, path: Path) -> None:
+        save_file({k: np.ascontiguousarray(v) for k, v in self._arrays().items()}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> Probe:
+        arrays = load_file(path)
+        masks = {float(k[5:]): v for k, v in sorted(arrays.items()) if k.startswith("mask_")}
+        return cls(arrays["ids"], arrays["doc_ids"], masks, arrays["decoding"])
+
+    def head(self, num_rows: int) -> Probe:
+        """The first rows: a cheaper probe for a worker's waiting time."""
+        masks = {rate: mask[:num_rows] for rate, mask in self.masks.items()}
+        arrays = self.ids[:num_rows], self.doc_ids[:num_rows]
+        return Probe(*arrays, masks, self.decoding_mask[:num_rows])
+
+
+def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Probe:
+    """A run's probe: held-out documents, packed as training packs them, with drawn masks."""
+    data = config.data
+    texts = held_out_documents(corpus, data.held_out_fraction)
+    pieces = cut_documents(
+        ((tokenizer.encode(text), Cursor()) for text in texts),
+        row_length=data.row_length,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+    )
+    rows = pack(
+        pieces,
+        Cursor(),
+        interval_rows=config.probe.num_rows,
+        row_length=data.row_length,
+        open_rows=data.open_rows,
+        pad_id=tokenizer.pad_id,
+    )
+    chosen = list(itertools.islice(rows, config.probe.num_rows))
+    ids = np.concatenate([row.ids for row in chosen])
+    doc_ids = np.concatenate([row.doc_ids for row in chosen])
+    return make_probe(ids, doc_ids, config.probe, seed=config.seed, bos_id=tokenizer.bos_id)
+
+
+def make_probe(
+    ids: np.ndarray, doc_ids: np.ndarray, config: ProbeConfig, *, seed: int, bos_id: int
+) -> Probe:
+    """Draw the masks of held-out rows (R, T), token by token; BOS and PAD stay visible."""
+    if len(ids) < config.num_rows:
+        raise UserError(
+            f"the held-out text fills {len(ids)} rows, the probe wants {config.num_rows}: raise "
+            "data.held_out_fraction, lower probe.num_rows, or give more text"
+        )
+    ids, doc_ids = ids[: config.num_rows], doc_ids[: config.num_rows]
+    can_mask = (doc_ids >= 0) & (ids != bos_id)
+
+    def draw(rate: float, purpose: str) -> np.ndarray:
+        return can_mask & (philox(seed, "probe", purpose).random(ids.shape) < rate)
+
+    masks = {rate: draw(rate, str(rate)) for rate in config.mask_rates}
+    return Probe(ids, doc_ids, masks, draw(config.decoding_mask_rate, "decoding"))
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Held-out cross entropy in nats per masked token."""
+
+    probe: str
+    """Digest of the probe."""
+    by_rate: dict[float, float]
+    rows: dict[float, list[tuple[float, int]]]
+    """Per rate and row: summed CE and masked tokens, so that models can be compared in pairs."""
+
+    @property
+    def mean(self) -> float:
+        """The headline: plain mean over the rates (pooling would overweight the highest)."""
+        return sum(self.by_rate.values()) / len(self.by_rate)
+
+    def to_json(self) -> dict[str, Any]:
+        by_rate = {str(rate): ce for rate, ce in self.by_rate.items()}
+        rows = {str(rate): rows for rate, rows in self.rows.items()}
+        return {"probe": self.probe, "mean": self.mean, "by_rate": by_rate, "rows": rows}
+
+
+@torch.inference_mode()
+def held_out_ce(
+    denoiser: Denoiser, probe: Probe, *, mask_id: int, device: torch.device, batch_rows: int = 16
+) -> HeldOut:
+    """CE of the original tokens at each stored mask. Does not depend on `batch_rows`."""
+    by_rate, rows = {}, {}
+    for rate, mask in probe.masks.items():
+        per_row = []
+        for first in range(0, len(probe.ids), batch_rows):
+            part = slice(first, first + batch_rows)
+            per_row += _row_ce(denoiser, probe, mask[part], part, mask_id, device)
+        rows[rate] = per_row
+        by_rate[rate] = sum(s for s, _ in per_row) / max(sum(n for _, n in per_row), 1)
+    return HeldOut(probe.digest, by_rate, rows)
+
+
+def _row_ce(
+    denoiser: Denoiser,
+    probe: Probe,
+    mask: np.ndarray,
+    part: slice,
+    mask_id: int,
+    device: torch.device,
+) -> list[tuple[float, int]]:
+    """Summed CE and number of masked tokens of each row of one batch."""
+    ids = torch.from_numpy(probe.ids[part]).to(device)
+    at = torch.from_numpy(mask).to(device)
+    doc_ids = torch.from_numpy(probe.doc_ids[part]).to(device)
+    logits = denoiser(ids.masked_fill(at, mask_id), doc_ids, at)
+    ce = torch.nn.functional.cross_entropy(logits.float(), ids[at], reduction="none").double()
+    sums = torch.zeros(len(ids), dtype=torch.float64, device=device)
+    sums.index_add_(0, at.nonzero()[:, 0], ce)
+    return list(zip(sums.tolist(), at.sum(1).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class DecodingAccuracy:
+    """Shares in [0, 1]. `pair`: both right, over adjacent positions that were both masked."""
+
+    probe: str
+    token: float
+    pair: float
+    num_forward_passes: int
+
+
+def decoding_accuracy(
+    denoiser: Denoiser,
+    probe: Probe,
+    *,
+    specials: Specials,
+    device: torch.device,
+    num_passes: int,
+) -> DecodingAccuracy:
+    """Fill the stored mask greedily by confidence in `num_passes` passes and compare (spec 4.3).
+
+    The linear quota stands for the spec's ceil(remaining / passes left): the same passes, the
+    rounding differs by at most one token a pass.
+    """
+    original, mask = torch.from_numpy(probe.ids), torch.from_numpy(probe.decoding_mask)
+    canvas = Canvas(
+        ids=original.masked_fill(mask, specials.mask_id),
+        fillable=mask,
+        doc_ids=torch.from_numpy(probe.doc_ids),
+    ).to(device)
+    greedy = Stage(num_passes=num_passes, temperature=(0.0, 0.0))
+    done = generate(denoiser, canvas, [greedy], specials, seeds=[0] * len(original))
+    right = (done.ids.cpu() == original) & mask
+    pairs = mask[:, 1:] & mask[:, :-1]
+    both = right[:, 1:] & right[:, :-1]
+    return DecodingAccuracy(
+        probe=probe.digest,
+        token=int(right.sum()) / max(int(mask.sum()), 1),
+        pair=int(both.sum()) / max(int(pairs.sum()), 1),
+        num_forward_passes=done.num_forward_passes,
+    )

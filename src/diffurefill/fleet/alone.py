@@ -1,0 +1,146 @@
+"""`train`: a fleet of one, without store or merger. Saves, and resumes exactly where it was.
+
+The folder holds config.toml, tokenizer.json, probe.safetensors, log.jsonl and the numbered states
+of train/checkpoint.py. Interrupted and resumed, it gives the same weights bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from diffurefill import config as configs
+from diffurefill.config import RunConfig, UserError
+from diffurefill.data.documents import open_corpus
+from diffurefill.data.loader import Position
+from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
+from diffurefill.fleet import protocol
+from diffurefill.train.checkpoint import load_training_state, save_training_state
+from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer, require_corpus
+
+LOG = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class TrainFolder:
+    """What `generate` and `probe` read of a folder made by `train`."""
+
+    config: RunConfig
+    tokenizer_json: str
+    probe_path: Path
+    weights: dict[str, Tensor]
+
+
+def is_train_folder(folder: Path) -> bool:
+    return (folder / protocol.CONFIG).is_file()
+
+
+def read_folder(folder: Path) -> TrainFolder:
+    state = load_training_state(folder)
+    if state is None:
+        raise UserError(f"{folder} has no saved state yet: let `diffurefill train` save once")
+    config = configs.load_file(folder / protocol.CONFIG, RunConfig())
+    tokenizer = (folder / protocol.TOKENIZER).read_text("utf-8")
+    return TrainFolder(config, tokenizer, folder / protocol.PROBE, state.weights)
+
+
+def train_alone(
+    folder: Path,
+    config: RunConfig,
+    steps: int | None,
+    report: Callable[[str], None] = print,
+) -> None:
+    """Train to `steps` (default optim.total_steps), saving every `fleet.local_steps` steps."""
+    last = config.optim.total_steps if steps is None else steps
+    corpus = open_corpus(config.data.sources, config.data.text_column)
+    if is_train_folder(folder):
+        _require_same(folder, config)
+        tokenizer = Tokenizer.from_json((folder / protocol.TOKENIZER).read_text("utf-8"))
+    else:
+        tokenizer = make_tokenizer(config, corpus)
+        _found(folder, config, tokenizer, build_probe(config, corpus, tokenizer))
+    interval = config.fleet.local_steps
+    trainer = Trainer(config, corpus, tokenizer, slot=0, interval_steps=interval)
+    state = load_training_state(folder)
+    if state is None:
+        trainer.load_weights(initial_weights(config), step=0)
+        trainer.seek(None)
+    else:
+        require_corpus(corpus, state.meta["corpus_sha"], str(folder))
+        trainer.load_weights(state.weights, step=state.meta["step"])
+        trainer.optimizer.load_state_dict(state.optimizer_state)
+        trainer.seek(Position.from_json(state.meta["position"]))
+        report(f"resumed at step {trainer.step}")
+    began, first = time.monotonic(), trainer.step
+    try:
+        _steps(trainer, folder, last, corpus.fingerprint, report)
+    finally:
+        trainer.close()
+    seconds = time.monotonic() - began
+    report(f"train: steps {first} to {trainer.step} in {seconds:.0f} s, saved in {folder}")
+
+
+def _steps(
+    trainer: Trainer, folder: Path, last: int, fingerprint: str, report: Callable[[str], None]
+) -> None:
+    probe, config = Probe.load(folder / protocol.PROBE), trainer.config
+    began, tokens = time.monotonic(), 0
+    while trainer.step < last:
+        result = trainer.take_step()
+        tokens += result.num_tokens
+        if trainer.step % config.train.log_every_steps == 0:
+            rate = tokens / max(time.monotonic() - began, 1e-9)
+            facts = {**result.metrics(), "tokens_per_second": rate}
+            _log(folder, trainer.step, facts)
+            report(f"step {trainer.step}/{last}: loss {facts['loss']:.3f}, {rate:,.0f} tokens/s")
+        if trainer.step % config.fleet.local_steps == 0 or trainer.step == last:
+            mask_id = trainer.tokenizer.mask_id
+            ce = held_out_ce(trainer.model, probe, mask_id=mask_id, device=trainer.device).mean
+            _log(folder, trainer.step, {"held_out_ce": ce})
+            report(f"step {trainer.step}/{last}: held-out CE {ce:.3f}")
+            _save(trainer, folder, fingerprint)
+
+
+def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:
+    assert trainer.position is not None, "save after a step"
+    meta = {
+        "step": trainer.step,
+        "position": trainer.position.to_json(),
+        "corpus_sha": fingerprint,
+    }
+    save_training_state(
+        folder,
+        weights=trainer.weights(),
+        optimizer_state=trainer.optimizer.state_dict(),
+        meta=meta,
+    )
+
+
+def _found(folder: Path, config: RunConfig, tokenizer: Tokenizer, probe: Probe) -> None:
+    """Write the fixed files, the configuration last: it is what makes it a train folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / protocol.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+    probe.save(folder / protocol.PROBE)
+    (folder / protocol.CONFIG).write_text(configs.dumps(config), "utf-8")
+
+
+def _require_same(folder: Path, config: RunConfig) -> None:
+    there = configs.load_file(folder / protocol.CONFIG, RunConfig())
+    if there != config:
+        lines = set(configs.dumps(config).splitlines()) - set(configs.dumps(there).splitlines())
+        raise UserError(
+            f"{folder} was made with another configuration (now: {'; '.join(sorted(lines))}): "
+            "give it another folder, or the same settings"
+        )
+
+
+def _log(folder: Path, step: int, facts: dict[str, Any]) -> None:
+    with open(folder / LOG, "a", encoding="utf-8") as f:
+        f.write(json.dumps({"step": step, "time": time.time(), **facts}) + "\n")

@@ -1,0 +1,73 @@
+"""`init`: a new run. Tokenizer, probe, first weights and configuration become generation 0."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from diffurefill import config as configs
+from diffurefill.config import RunConfig, UserError
+from diffurefill.data.documents import open_corpus
+from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.evaluate.probes import build_probe
+from diffurefill.fleet import protocol
+from diffurefill.fleet.protocol import State
+from diffurefill.store.base import (
+    MAIN,
+    Change,
+    Conflict,
+    Store,
+    dump_json,
+    open_store,
+    publish_surely,
+)
+from diffurefill.train.checkpoint import save_weights, schema, schema_digest
+from diffurefill.train.loop import initial_weights, make_tokenizer
+
+
+def create_run(
+    uri: str, config: RunConfig, work: Path, report: Callable[[str], None] = print
+) -> State:
+    """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
+    store = open_store(uri, create=True)
+    if store.head(MAIN) is not None:
+        raise UserError(f"there is a run at {uri} already: join it, or give another place")
+    store.selftest()
+    corpus = open_corpus(config.data.sources, config.data.text_column)
+    report(f"corpus: {len(corpus.units):,} units; tokenizer: {config.data.tokenizer}")
+    tokenizer = make_tokenizer(config, corpus)
+    probe = build_probe(config, corpus, tokenizer)
+    work.mkdir(parents=True, exist_ok=True)
+    weights, probe_path = work / "global.safetensors", work / "probe.safetensors"
+    save_weights(weights, initial_weights(config))
+    probe.save(probe_path)
+    state = State(
+        run_id=uuid.uuid4().hex[:12],
+        config_sha=configs.digest(config),
+        schema_sha=schema_digest(schema(weights)),
+        corpus_sha=corpus.fingerprint,
+        global_weights=store.stage(weights),
+    )
+    _publish(store, state, config, tokenizer, store.stage(probe_path))
+    report(
+        f"run {state.run_id} at {uri}: {len(probe.ids)} probe rows ({probe.digest}), "
+        f"{tokenizer.num_pieces:,} pieces, weights of {state.global_weights.size / 1e6:.1f} MB"
+    )
+    return state
+
+
+def _publish(
+    store: Store, state: State, config: RunConfig, tokenizer: Tokenizer, probe: Change
+) -> None:
+    changes: dict[str, Change] = {
+        protocol.STATE: dump_json(protocol.to_json(state)),
+        protocol.CONFIG: configs.dumps(config).encode(),
+        protocol.TOKENIZER: tokenizer.to_json().encode(),
+        protocol.PROBE: probe,
+        protocol.GLOBAL: state.global_weights,
+    }
+    try:
+        publish_surely(store, MAIN, changes, expect=None)
+    except Conflict:
+        raise UserError(f"another process made a run at {store.uri} just now: join it") from None

@@ -1,0 +1,101 @@
+"""Starting a worker or a merger as a process: everything comes out of the store."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from diffurefill.config import UserError
+from diffurefill.data.documents import open_corpus
+from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.evaluate.probes import Probe
+from diffurefill.fleet import protocol
+from diffurefill.fleet.averaging import FileAverager
+from diffurefill.fleet.learner import TrainingLearner
+from diffurefill.fleet.merger import Merger
+from diffurefill.fleet.protocol import State
+from diffurefill.fleet.run import Run, open_run
+from diffurefill.fleet.status import worker_statuses
+from diffurefill.fleet.worker import Worker
+from diffurefill.runtime import set_threads
+from diffurefill.train.loop import Trainer, require_corpus
+
+Report = Callable[[str], None]
+
+
+def start_worker(
+    uri: str, number: int | None, rounds: int | None, threads: int | None, report: Report
+) -> None:
+    """Be worker `number` of the run at `uri` until killed, or for `rounds` merged contributions."""
+    set_threads(threads)
+    with _cache() as cache:
+        run = open_run(uri, Path(cache))
+        state = run.snapshot().state
+        config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
+        corpus = open_corpus(config.data.sources, config.data.text_column)
+        require_corpus(corpus, state.corpus_sha, uri)
+        if number is None:
+            number = free_number(run)
+        steps = config.fleet.local_steps
+        trainer = Trainer(config, corpus, tokenizer, slot=number, interval_steps=steps)
+        probe = Probe.load(run.fetch(run.snapshot().version.ref(protocol.PROBE)))
+        learner = TrainingLearner(trainer, probe)
+        worker = Worker(run, number, learner, report=report)
+        try:
+            drive(worker.run(rounds))
+        finally:
+            trainer.close()
+
+
+def start_merger(
+    uri: str,
+    generations: int | None,
+    threads: int | None,
+    report: Report,
+    on_event: Callable[[str, State], None] = lambda event, state: None,
+) -> None:
+    """Be the merger of the run at `uri` until killed, or until `generations` exist."""
+    set_threads(threads)
+    with _cache() as cache:
+        run = open_run(uri, Path(cache))
+        merger = Merger(run, FileAverager(), report=report, on_event=on_event)
+        drive(merger.run(generations))
+
+
+def drive(actor: Iterator[float]) -> None:
+    """Run a worker or merger in real time."""
+    for seconds in actor:
+        if seconds > 0:
+            time.sleep(seconds)
+
+
+def free_number(run: Run) -> int:
+    """A worker number nobody seems to hold: a new one, else the one silent for longest.
+
+    Log times are wall-clock times of other machines, so this is a guess. A wrong guess costs the
+    other worker an interval and nothing else: its lane's compare-and-swap stops it.
+    """
+    taken = {protocol.worker_of(lane) for lane in run.store.lanes()}
+    unused = [n for n in range(run.config.data.num_slots) if n not in taken]
+    if unused:
+        return unused[0]
+    statuses = sorted(worker_statuses(run.store, time.time()), key=lambda w: -w.age_seconds)
+    silent = [w.worker for w in statuses if w.age_seconds > run.config.fleet.live_seconds]
+    if not silent:
+        raise UserError(
+            f"all {run.config.data.num_slots} workers of this run logged lately; to replace one "
+            "all the same, name it with --worker"
+        )
+    return silent[0]
+
+
+def _cache() -> tempfile.TemporaryDirectory[str]:
+    """A process's local copies. Never shared and never trusted after a restart.
+
+    DIFFUREFILL_CACHE names the disk to use; notebooks often have a small /tmp.
+    """
+    place = os.environ.get("DIFFUREFILL_CACHE")
+    return tempfile.TemporaryDirectory(prefix="diffurefill-", dir=place)

@@ -1,0 +1,128 @@
+"""A model in training: weights, optimiser, rows. Used alone by `train`, and by a fleet's worker."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from diffurefill.config import RunConfig, UserError
+from diffurefill.data.documents import Corpus, training_texts
+from diffurefill.data.loader import Loader, Position
+from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from diffurefill.model.denoiser import Denoiser
+from diffurefill.optim.adamw import build_optimizer
+from diffurefill.runtime import default_device
+from diffurefill.train.step import StepResult, train_step
+
+TOKENIZER_CHARS = 8_000_000
+"""Text a BPE is trained on: merges of a few thousand pieces do not change with more."""
+
+
+class Trainer:
+    """Takes optimiser steps on one slot's rows.
+
+    `interval_steps` steps make an interval, at whose end the packer holds nothing open: there a
+    slot's cursor is its whole position. Masks are keyed by (seed, step, slot, row), so a restart
+    or another micro-batch size gives the same run.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        *,
+        slot: int,
+        interval_steps: int,
+    ) -> None:
+        self.config, self.tokenizer, self.slot = config, tokenizer, slot
+        self.device = default_device()
+        self.model = Denoiser(config.model).to(self.device)
+        self.optimizer = build_optimizer(self.model, config.optim)
+        self.step = 0
+        self._corpus = corpus
+        self._interval_rows = interval_steps * config.train.batch_rows
+        self._loader: Loader | None = None
+        self.position: Position | None = None
+
+    def load_weights(self, tensors: dict[str, Tensor], *, step: int) -> None:
+        """Replace the weights and the step. The optimiser's moments stay (spec algorithms 3.5)."""
+        self.model.load_state_dict(tensors)
+        self.step = step
+
+    def reset_optimizer(self) -> None:
+        self.optimizer = build_optimizer(self.model, self.config.optim)
+
+    def seek(self, position: Position | None) -> None:
+        """Read rows from `position` on; None is the slot's beginning."""
+        self.close()
+        self.position = position
+        self._loader = Loader(
+            self._corpus,
+            self.tokenizer,
+            data=self.config.data,
+            seed=self.config.seed,
+            slot=self.slot,
+            interval_rows=self._interval_rows,
+            batch_rows=self.config.train.batch_rows,
+            position=position,
+        )
+
+    def take_step(self) -> StepResult:
+        assert self._loader is not None, "seek before the first step"
+        rows = next(self._loader)
+        self.step += 1
+        result = train_step(
+            self.model,
+            self.optimizer,
+            rows,
+            self.config,
+            step=self.step,
+            keys=[
+                (self.config.seed, "mask", self.step, self.slot, row)
+                for row in range(len(rows.ids))
+            ],
+            mask_id=self.tokenizer.mask_id,
+            bos_id=self.tokenizer.bos_id,
+        )
+        self.position = rows.position
+        return result
+
+    def weights(self) -> dict[str, Tensor]:
+        return {name: t.detach().cpu() for name, t in self.model.state_dict().items()}
+
+    def close(self) -> None:
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+
+def make_tokenizer(config: RunConfig, corpus: Corpus) -> Tokenizer:
+    """The tokenizer that `data.tokenizer` asks for; a trained one never sees held-out text.
+
+    Raises UserError when the model's vocabulary has no room for it.
+    """
+    data = config.data
+    if data.tokenizer == "train":
+        texts = training_texts(corpus, data.held_out_fraction, TOKENIZER_CHARS)
+        tokenizer = train_tokenizer(texts, data.tokenizer_pieces)
+    else:
+        tokenizer = load_tokenizer(data.tokenizer)
+    tokenizer.require_fits(config.model.vocab_size)
+    return tokenizer
+
+
+def initial_weights(config: RunConfig) -> dict[str, Tensor]:
+    """The run's first weights, a function of the seed alone."""
+    model = Denoiser(config.model)
+    model.init_weights(torch.Generator().manual_seed(config.seed))
+    return dict(model.state_dict())
+
+
+def require_corpus(corpus: Corpus, fingerprint: str, where: str) -> None:
+    """Cursors count documents, so a run must find the very corpus it was made with."""
+    if corpus.fingerprint != fingerprint:
+        raise UserError(
+            f"the text sources here are not those of {where}: the files (for python: the "
+            "interpreter's version) must be the same on every machine of a run"
+        )

@@ -1,0 +1,107 @@
+"""One optimiser step: the page to read first.
+
+rows -> corrupt -> denoise -> loss -> backward -> clip -> update. The masks of the whole step are
+drawn before the first forward pass, so the loss's denominator is the whole step's, and the number
+of micro-batches changes memory and speed, never the result (spec algorithms 1.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from diffurefill.config import RunConfig
+from diffurefill.data.packing import Rows
+from diffurefill.model.denoiser import Denoiser
+from diffurefill.objective.corruption import Key, corrupt
+from diffurefill.objective.loss import token_cross_entropy, token_weights
+from diffurefill.optim.adamw import RunOptimizer
+from diffurefill.optim.schedule import learning_rate
+from diffurefill.runtime import autocast_dtype
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """Scalars of one step. Tensors stay on the device until `metrics` is asked for."""
+
+    loss: Tensor
+    ce_sum: Tensor
+    grad_norm: Tensor
+    learning_rate: float
+    num_masked: int
+    num_tokens: int
+    """Real tokens of the step's rows, padding excluded."""
+
+    def metrics(self) -> dict[str, float | int]:
+        """Plain numbers: `loss` as weighted in training, `masked_ce` in nats per masked token."""
+        return {
+            "loss": self.loss.item(),
+            "masked_ce": self.ce_sum.item() / max(self.num_masked, 1),
+            "grad_norm": self.grad_norm.item(),
+            "learning_rate": self.learning_rate,
+            "masked_share": self.num_masked / max(self.num_tokens, 1),
+            "tokens": self.num_tokens,
+        }
+
+
+def train_step(
+    model: Denoiser,
+    optimizer: RunOptimizer,
+    rows: Rows,
+    config: RunConfig,
+    *,
+    step: int,
+    keys: Sequence[Key],
+    mask_id: int,
+    bos_id: int,
+) -> StepResult:
+    """The update that brings `model` from step - 1 to `step`; `keys` gives one mask key per row."""
+    device = model.embedding.weight.device
+    # 1. corrupt all rows of the step, and weight every masked position by the step's totals
+    corrupted = corrupt(
+        rows.ids, rows.doc_ids, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id
+    )
+    weights = token_weights(
+        corrupted.is_masked, corrupted.t, corrupted.num_eligible, config.objective.loss
+    )
+    ids, doc_ids = torch.from_numpy(rows.ids), torch.from_numpy(rows.doc_ids)
+    # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
+    loss, ce_sum = torch.zeros((), device=device), torch.zeros((), device=device)
+    for part in torch.arange(len(ids)).split(config.train.micro_batch_rows):
+        at = corrupted.is_masked[part]
+        if not at.any():
+            continue
+        canvas, documents, targets, weight = (
+            x.to(device, non_blocking=True)
+            for x in (corrupted.canvas[part], doc_ids[part], ids[part][at], weights[part][at])
+        )
+        with _autocast(device):
+            logits = model(canvas, documents, at.to(device))
+        ce = token_cross_entropy(logits, targets)
+        part_loss = torch.dot(weight, ce)
+        part_loss.backward()
+        loss += part_loss.detach()
+        ce_sum += ce.detach().sum()
+    # 3. clip and update
+    grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
+    rate = learning_rate(step, config.optim)
+    optimizer.set_learning_rate(rate)
+    optimizer.step()
+    optimizer.zero_grad()
+    return StepResult(
+        loss=loss,
+        ce_sum=ce_sum,
+        grad_norm=grad_norm,
+        learning_rate=rate,
+        num_masked=int(corrupted.is_masked.sum()),
+        num_tokens=int((rows.doc_ids >= 0).sum()),
+    )
+
+
+def _autocast(device: torch.device) -> AbstractContextManager[object]:
+    dtype = autocast_dtype(device)
+    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
