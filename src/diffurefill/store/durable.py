@@ -13,7 +13,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
-from diffurefill.store.base import Denied, Ref
+from diffurefill.store.base import Denied, Ref, new_nonce
 
 # What the person can do about an error; the kernel says these before it has done anything.
 ADVICE = {
@@ -57,6 +57,14 @@ def replace_durably(part: Path, dest: Path) -> None:
     """Give the finished and fsynced file `part` the name `dest`, at once and for good."""
     os.replace(part, dest)
     fsync_folder(dest.parent)
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """`path` holds its old content or the new one, never a part of either."""
+    with removed_at_exit(path.with_name(f".{path.name}.{new_nonce()}.part")) as part:
+        with open(part, "xb") as f:
+            write_hashed([content], f)
+        replace_durably(part, path)
 
 
 @contextlib.contextmanager

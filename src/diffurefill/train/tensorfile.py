@@ -1,0 +1,232 @@
+"""safetensors files read and written piece by piece, so that memory does not grow with the model.
+
+A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}} and the
+tensors' bytes end to end. Files written here put the larger dtypes first, then sort by name: the
+same tensors always make the same bytes and the same sha256 (spec hub.md D).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from diffurefill.config import UserError
+from diffurefill.store.base import new_nonce
+from diffurefill.store.durable import removed_at_exit, replace_durably
+
+CHUNK_ELEMENTS = 1 << 20
+"""Elements read, combined and written at a time: the working set stays in cache."""
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_MAX_HEADER_BYTES = 100_000_000
+
+Schema = dict[str, tuple[str, tuple[int, ...]]]
+"""{tensor name: (dtype name, shape)}"""
+
+
+# --- schemas -------------------------------------------------------------------------------------
+
+
+def schema_of(tensors: Mapping[str, Tensor]) -> Schema:
+    return {name: (_DTYPE_NAMES[t.dtype], tuple(t.shape)) for name, t in tensors.items()}
+
+
+def require_schema(found: Schema, expected: Schema, where: object) -> None:
+    """Raises ValueError that names the first tensor of `where` that is not as expected."""
+    for name in sorted(found.keys() | expected.keys()):
+        if found.get(name) != expected.get(name):
+            raise ValueError(
+                f"{where}: tensor {name} is {found.get(name, 'absent')}, "
+                f"expected {expected.get(name, 'absent')}"
+            )
+
+
+def chunks(schema: Schema, chunk_elements: int = CHUNK_ELEMENTS) -> Iterator[tuple[str, int, int]]:
+    """(name, start, stop) over every tensor's flat elements, in the order of the file."""
+    for name, span in layout(schema).items():
+        for start in range(0, span.num_elements, chunk_elements):
+            yield name, start, min(start + chunk_elements, span.num_elements)
+
+
+class _Span(NamedTuple):
+    """Where a tensor's bytes lie, counted from the end of the header."""
+
+    begin: int
+    end: int
+    itemsize: int
+
+    @property
+    def num_elements(self) -> int:
+        return (self.end - self.begin) // self.itemsize
+
+
+def layout(schema: Schema) -> dict[str, _Span]:
+    """Where each tensor lies, in the order of the file."""
+    spans, begin = {}, 0
+    # Larger dtypes first keeps every tensor aligned, which readers that map the file rely on.
+    for name in sorted(schema, key=lambda n: (-DTYPES[schema[n][0]].itemsize, n)):
+        dtype, shape = schema[name]
+        itemsize = DTYPES[dtype].itemsize
+        end = begin + itemsize * math.prod(shape)
+        spans[name] = _Span(begin, end, itemsize)
+        begin = end
+    return spans
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+class TensorFile:
+    """A safetensors file read piece by piece into the caller's memory. A context manager.
+
+    Raises UserError when the header does not describe exactly the bytes that follow: what arrives
+    from another machine is checked before it is used.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # Unbuffered: pieces are large, and a buffer would copy them once more.
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        try:
+            self.schema, self._spans, self._body = _read_header(self._file)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            self._file.close()
+            raise UserError(f"{path} is not a whole safetensors file ({error})") from None
+
+    def read(self, name: str, start: int, out: Tensor) -> Tensor:
+        """Fill `out` (1-d, contiguous, on the CPU) with elements [start, start + len(out))."""
+        dtype, span = DTYPES[self.schema[name][0]], self._spans[name]
+        if out.dtype != dtype or not 0 <= start <= start + out.numel() <= span.num_elements:
+            raise ValueError(
+                f"{self.path}: cannot read elements {start}:{start + out.numel()} of {name} "
+                f"({dtype}, {span.num_elements} elements) as {out.dtype}"
+            )
+        self._file.seek(self._body + span.begin + start * span.itemsize)
+        wanted = memoryview(_bytes_of(out))
+        while wanted:
+            count = self._file.readinto(wanted)
+            if not count:
+                raise UserError(f"{self.path} ends inside {name}")
+            wanted = wanted[count:]
+        return out
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _read_header(f: Any) -> tuple[Schema, dict[str, _Span], int]:
+    """(schema, spans, offset of the first tensor's bytes); raises ValueError and its like."""
+    num_bytes = os.fstat(f.fileno()).st_size
+    length = int.from_bytes(f.read(8), "little")
+    if num_bytes < 8 or length > min(num_bytes - 8, _MAX_HEADER_BYTES):
+        raise ValueError("its header is cut short")
+    header = json.loads(f.read(length))
+    header.pop("__metadata__", None)
+    found: Schema = {}
+    spans: dict[str, _Span] = {}
+    expected_begin = 0
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        dtype, shape = entry["dtype"], tuple(entry["shape"])
+        begin, end = entry["data_offsets"]
+        itemsize = DTYPES[dtype].itemsize
+        natural = all(type(n) is int and n >= 0 for n in (*shape, begin, end))
+        fits = begin == expected_begin and end - begin == itemsize * math.prod(shape)
+        if not (natural and fits):
+            raise ValueError(f"the place of {name} does not fit")
+        found[name], spans[name], expected_begin = (dtype, shape), _Span(begin, end, itemsize), end
+    if 8 + length + expected_begin != num_bytes:
+        raise ValueError(f"{num_bytes} bytes instead of {8 + length + expected_begin}")
+    return found, spans, 8 + length
+
+
+class StreamingWriter:
+    """Writes a safetensors file piece by piece; the file appears whole at the end of the block.
+
+        with StreamingWriter(path, schema) as f:
+            for name, start, stop in chunks(schema):
+                f.write(name, piece)
+
+    An exception inside the block, or a tensor left unfinished (ValueError), leaves the old file.
+    """
+
+    def __init__(
+        self, path: Path, schema: Schema, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self._path = path
+        self._part = path.with_name(f".{path.name}.{new_nonce()}.part")
+        self._schema, self._metadata = schema, metadata
+        self._spans = layout(schema)
+        self._at = 0
+        self._file: BinaryIO
+        self._cleanup: contextlib.ExitStack
+
+    def write(self, name: str, piece: Tensor) -> None:
+        """Append `piece`'s elements to tensor `name`; tensors come in the order of `chunks`."""
+        dtype, span = DTYPES[self._schema[name][0]], self._spans[name]
+        end = self._at + piece.numel() * span.itemsize
+        if piece.dtype != dtype or not span.begin <= self._at <= end <= span.end:
+            raise ValueError(f"{name}: {piece.dtype} piece out of order, too long, or not {dtype}")
+        if piece.numel():
+            self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()))
+        self._at = end
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(removed_at_exit(self._part))
+            self._file = stack.enter_context(open(self._part, "xb"))
+            self._file.write(self._header())
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._cleanup:
+            if kind is None:
+                self._require_complete()
+                self._file.flush()
+                os.fsync(self._file.fileno())
+                replace_durably(self._part, self._path)
+
+    def _header(self) -> bytes:
+        header: dict[str, Any] = {}
+        if self._metadata:
+            header["__metadata__"] = dict(sorted(self._metadata.items()))
+        for name, span in self._spans.items():
+            dtype, shape = self._schema[name]
+            offsets = [span.begin, span.end]
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
+    def _require_complete(self) -> None:
+        for name, span in self._spans.items():
+            if self._at < span.end:
+                raise ValueError(f"{self._path}: tensor {name} was not written to its end")
+
+
+def _bytes_of(flat: Tensor) -> Any:
+    """The memory of a contiguous 1-d CPU tensor as a numpy array of bytes; nothing is copied."""
+    return flat.view(torch.uint8).numpy()
