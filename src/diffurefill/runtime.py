@@ -68,3 +68,22 @@ def machine_facts() -> dict[str, Any]:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
+
+
+def doctor() -> dict[str, str]:
+    """What this machine offers to a worker, one line each, for `diffurefill doctor`."""
+    import shutil
+    import tempfile
+
+    import torch
+
+    facts, device = machine_facts(), default_device()
+    dtype = autocast_dtype(device)
+    free = shutil.disk_usage(tempfile.gettempdir()).free / 1e9
+    found = {name: str(value) for name, value in facts.items()}
+    found["precision"] = "float32" if dtype is None else f"{dtype} autocast over float32 weights"
+    found["temporary"] = f"{free:.1f} GB free in {tempfile.gettempdir()}"
+    if device.type == "cuda":
+        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+        found["gpu memory"] = f"{memory:.1f} GiB"
+    return found

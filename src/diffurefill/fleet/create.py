@@ -22,7 +22,7 @@ from diffurefill.store.base import (
     open_store,
     publish_surely,
 )
-from diffurefill.train.checkpoint import save_weights, schema, schema_digest
+from diffurefill.train.checkpoint import save_weights, schema_digest
 from diffurefill.train.loop import initial_weights, make_tokenizer
 
 
@@ -45,7 +45,7 @@ def create_run(
     state = State(
         run_id=uuid.uuid4().hex[:12],
         config_sha=configs.digest(config),
-        schema_sha=schema_digest(schema(weights)),
+        schema_sha=schema_digest(weights),
         corpus_sha=corpus.fingerprint,
         global_weights=store.stage(weights),
     )

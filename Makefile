@@ -1,0 +1,32 @@
+# `make demo` and `make test` are the only commands a fresh clone needs: each makes .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DATA ?=
+DEMO_FLAGS ?=
+
+.PHONY: demo test check bench clean
+
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DiffuRefill needs Python 3.11 or newer; set PYTHON=python3.12, say")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/ready
+	$(BIN)/diffurefill demo $(if $(DATA),--data $(DATA)) $(DEMO_FLAGS)
+
+test: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/pytest
+
+check: $(VENV)/ready
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check
+	$(BIN)/lint-imports
+
+bench: $(VENV)/ready
+	for script in bench/[!_]*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,129 @@
+"""The demo's fleet: one merger and two workers as real processes, and the kills.
+
+Watches the store for new generations and the processes' own lines for what they are doing, kills a
+worker inside an interval and a merger between averaging and publishing, and starts each again.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from diffurefill.config import UserError
+from diffurefill.demo.processes import Child, start_doomed_merger, start_merger, start_worker
+from diffurefill.fleet.protocol import State
+from diffurefill.fleet.status import latest_state
+from diffurefill.store.base import open_store
+
+WORKER_DIES_IN = 2
+"""The generation whose interval the killed worker was in."""
+MERGER_DIES_BEFORE = 5
+"""The generation that was averaged and not published when the merger was killed."""
+MIN_GENERATIONS = 8
+WATCH_SECONDS = 0.3
+TOLD = ("begins at", "rejected", "dropped", "found", "error")
+"""Lines of the processes that the demo repeats; the rest is in their logs."""
+
+
+@dataclass
+class FleetStory:
+    """What happened: a row per generation, and the kills."""
+
+    generations: list[dict[str, Any]] = field(default_factory=list)
+    kills: list[dict[str, Any]] = field(default_factory=list)
+
+
+class DemoFleet:
+    """Runs the fleet on the store at `uri` until `generations` exist or `minutes` are over."""
+
+    def __init__(self, uri: str, say: Callable[[str], None]) -> None:
+        self._uri, self._store, self._say = uri, open_store(uri), say
+        self.story = FleetStory()
+        self._began = time.monotonic()
+        self._gen = 0
+        self._merger = start_doomed_merger(uri, MERGER_DIES_BEFORE)
+        self._workers = {n: start_worker(uri, n) for n in (0, 1)}
+        pids = ", ".join(f"{c.name} (pid {c.pid})" for c in self._children())
+        say(f"started {pids}")
+
+    def run(self, generations: int, minutes: float) -> FleetStory:
+        generations = max(generations, MIN_GENERATIONS)
+        try:
+            while not self._finished(generations, minutes * 60):
+                time.sleep(WATCH_SECONDS)
+                self._look()
+        finally:
+            for child in self._children():
+                child.stop()
+        return self.story
+
+    def _finished(self, generations: int, seconds: float) -> bool:
+        """Enough, and the EMA of the last generation is published too."""
+        state = latest_state(self._store)
+        if state.gen > self._gen:
+            self._note_generation(state)
+        in_time = time.monotonic() - self._began < seconds
+        enough = state.gen >= (generations if in_time else MIN_GENERATIONS)
+        return enough and state.ema is not None and state.ema.gen == state.gen
+
+    def _note_generation(self, state: State) -> None:
+        self._gen = state.gen
+        row = {
+            "generation": state.gen,
+            "seconds": round(time.monotonic() - self._began, 1),
+            "workers": [c.worker for c in state.accepted],
+            "step": state.step,
+            "tokens": state.tokens,
+            "train_loss": sum(c.loss_mean for c in state.accepted) / len(state.accepted),
+            "killed": "",
+        }
+        self.story.generations.append(row)
+        self._say(
+            f"generation {state.gen}: workers {', '.join(map(str, row['workers']))}, "
+            f"step {state.step}, {state.tokens:,} tokens, training loss {row['train_loss']:.2f}"
+        )
+
+    def _look(self) -> None:
+        for number, worker in list(self._workers.items()):
+            lines = worker.new_lines()
+            self._tell(lines)
+            inside = any(re.search(rf"train gen {WORKER_DIES_IN}, local step", s) for s in lines)
+            if number == 1 and inside and not self._has_killed("worker"):
+                worker.kill()
+                step = re.findall(r"local step (\d+), of (\d+)", "\n".join(lines))[-1]
+                where = f"after {step[0]} of {step[1]} local steps of generation {WORKER_DIES_IN}"
+                self._workers[number] = start_worker(self._uri, number)
+                self._note_kill("worker", f"worker {number}", worker, self._workers[number], where)
+            elif worker.process.poll() is not None:
+                raise UserError(f"worker {number} stopped by itself: {' | '.join(lines[-3:])}")
+        lines = self._merger.new_lines()
+        self._tell(lines)
+        if self._merger.process.poll() is not None:
+            if self._has_killed("merger"):
+                raise UserError(f"the merger stopped by itself: {' | '.join(lines[-3:])}")
+            dead, self._merger = self._merger, start_merger(self._uri)
+            where = f"between averaging and publishing generation {MERGER_DIES_BEFORE}"
+            self._note_kill("merger", "the merger", dead, self._merger, where)
+
+    def _note_kill(self, kind: str, what: str, dead: Child, heir: Child, where: str) -> None:
+        seconds = round(time.monotonic() - self._began, 1)
+        self.story.kills.append(
+            {"kind": kind, "what": f"{what} {where}", "generation": self._gen, "seconds": seconds}
+        )
+        if self.story.generations:
+            self.story.generations[-1]["killed"] = what
+        self._say(f"KILLED {what} (pid {dead.pid}, SIGKILL) {where}; started pid {heir.pid}")
+
+    def _has_killed(self, kind: str) -> bool:
+        return any(k["kind"] == kind for k in self.story.kills)
+
+    def _tell(self, lines: list[str]) -> None:
+        for line in lines:
+            if any(word in line for word in TOLD):
+                self._say(f"    {line}")
+
+    def _children(self) -> list[Child]:
+        return [self._merger, *self._workers.values()]

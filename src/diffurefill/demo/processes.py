@@ -1,0 +1,99 @@
+"""The demo's real processes: started, read line by line, killed by pid."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass, field
+
+from diffurefill.fleet.protocol import State
+
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+"""Two workers on two cores: a second thread each would only spin."""
+
+
+@dataclass
+class Child:
+    """A process whose output lines arrive in `lines` (None at the end)."""
+
+    name: str
+    process: subprocess.Popen[str]
+    lines: queue.Queue[str | None] = field(default_factory=queue.Queue)
+
+    def __post_init__(self) -> None:
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line.rstrip("\n"))
+        self.lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def new_lines(self) -> list[str]:
+        found = []
+        while True:
+            try:
+                line = self.lines.get_nowait()
+            except queue.Empty:
+                return found
+            if line is not None:
+                found.append(line)
+
+    def kill(self) -> None:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> None:
+        """End it without ceremony; a worker or merger needs none."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.wait()
+
+
+def start_worker(store: str, number: int) -> Child:
+    return _start(
+        f"worker {number}",
+        ["-m", "diffurefill", "worker", store, "--worker", str(number), "--threads", "1"],
+    )
+
+
+def start_merger(store: str) -> Child:
+    return _start("merger", ["-m", "diffurefill", "merger", store])
+
+
+def start_doomed_merger(store: str, generation: int) -> Child:
+    """A merger that is killed when generation `generation` is averaged and not yet published."""
+    code = "import sys; from diffurefill.demo.processes import doomed_merger as m; m(*sys.argv[1:])"
+    return _start("merger", ["-c", code, store, str(generation)])
+
+
+def doomed_merger(store: str, generation: str) -> None:
+    """Runs in the child. It sends SIGKILL to itself, so that the moment is exact."""
+    from diffurefill.fleet import start
+
+    def die(event: str, state: State) -> None:
+        if event == "averaged" and state.gen == int(generation):
+            print(f"merger: averaged generation {state.gen}, about to publish it", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    start.start_merger(store, None, 1, lambda line: print(line, flush=True), on_event=die)
+
+
+def _start(name: str, arguments: list[str]) -> Child:
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **ONE_THREAD},
+    )
+    return Child(name, process)

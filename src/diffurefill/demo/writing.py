@@ -1,0 +1,112 @@
+"""What the demo's model writes: continuations and one infill, draft and refill, with statistics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from diffurefill.config import Stage
+from diffurefill.decode.canvas import Canvas, continuation
+from diffurefill.decode.generate import Pass, cut_at_eos
+from diffurefill.decode.viewer import frames_html
+from diffurefill.evaluate.text import distinct_share, doubled_share
+from diffurefill.fleet.loading import LoadedModel
+
+PYTHON_PROMPTS = ("def read_lines(path, ", "class Parser(", "import os\nimport sys\n\n\ndef ")
+PYTHON_INFILL = (
+    "def count_words(text):\n    counts = {}\n    for word in text.split():\n"
+    "[MASK*16]\n    return counts\n"
+)
+NUM_TOKENS = 80
+NUM_SAMPLES = 32
+PROMPT_TOKENS = 10
+GAP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class Written:
+    """One canvas, filled."""
+
+    title: str
+    draft: str
+    """The text after the draft, before any refill."""
+    text: str
+    num_changed: int
+    """Tokens that refilling changed."""
+    num_forward_passes: int
+    trajectory: list[Pass]
+    html: str
+
+    def to_json(self) -> dict[str, Any]:
+        keys = ("title", "draft", "text", "num_changed", "num_forward_passes")
+        return {key: getattr(self, key) for key in keys}
+
+
+def write_samples(model: LoadedModel, *, is_python: bool, seed: int = 0) -> list[Written]:
+    """A few continuations and one infill in the middle."""
+    found = []
+    for i, prompt in enumerate(_prompts(model, is_python)):
+        canvas = continuation(
+            [prompt], NUM_TOKENS, model.specials, max_tokens=model.config.data.row_length
+        )
+        title = f"continue {model.tokenizer.decode(prompt)!r}"
+        found.append(_write(model, canvas, title, seed + i, start=1 + len(prompt)))
+    canvas = model.gaps(PYTHON_INFILL) if is_python else _held_out_gap(model)
+    found.append(_write(model, canvas, "fill the gap, both sides in view", seed, start=None))
+    return found
+
+
+def repeats(model: LoadedModel, stages: tuple[Stage, ...], *, seed: int = 1000) -> dict[str, float]:
+    """Doubled tokens and distinct bigrams of `NUM_SAMPLES` unprompted samples under `stages`."""
+    canvas = continuation(
+        [[]] * NUM_SAMPLES, NUM_TOKENS, model.specials, max_tokens=model.config.data.row_length
+    )
+    done = model.fill(canvas, stages=stages, seed=seed, forbid_eos=True)
+    samples = canvas.filled(done.ids.cpu())
+    return {"doubled_share": doubled_share(samples), "distinct_2": distinct_share(samples)}
+
+
+def held_out_repeats(model: LoadedModel) -> dict[str, float]:
+    """The same statistics of real held-out text: what the model should come near to."""
+    rows = [row[doc >= 0] for row, doc in zip(model.probe.ids, model.probe.doc_ids, strict=True)]
+    samples = [row[1 : 1 + NUM_TOKENS].tolist() for row in rows[:NUM_SAMPLES]]
+    return {"doubled_share": doubled_share(samples), "distinct_2": distinct_share(samples)}
+
+
+def _write(model: LoadedModel, canvas: Canvas, title: str, seed: int, start: int | None) -> Written:
+    done = model.fill(canvas, seed=seed, forbid_eos=start is None)
+    drafts = [record for record in done.trajectory if not record.remasked.any()]
+    decode = model.tokenizer.decode
+    eos = model.tokenizer.eos_id
+    before, after = (canvas.rows(ids.cpu())[0] for ids in (drafts[-1].ids, done.ids))
+    if start is not None:
+        before, after = cut_at_eos(before, eos, start), cut_at_eos(after, eos, start)
+    return Written(
+        title=title,
+        draft=decode(before),
+        text=decode(after),
+        num_changed=int((drafts[-1].ids != done.ids).sum()),
+        num_forward_passes=done.num_forward_passes,
+        trajectory=done.trajectory,
+        html=frames_html(done.trajectory, model.decode_token),
+    )
+
+
+def _prompts(model: LoadedModel, is_python: bool) -> list[list[int]]:
+    """Prompts in the language of the corpus: for other text, how held-out documents begin."""
+    if is_python:
+        return model.tokenizer.encode_batch(list(PYTHON_PROMPTS))
+    rows = model.probe.ids
+    starts = [row[1 : 1 + PROMPT_TOKENS] for row in rows if row[0] == model.tokenizer.bos_id]
+    return [start.tolist() for start in starts[: len(PYTHON_PROMPTS)]]
+
+
+def _held_out_gap(model: LoadedModel) -> Canvas:
+    """A held-out passage with its middle hidden."""
+    row = next(r for r in model.probe.ids if r[0] == model.tokenizer.bos_id)
+    text = model.tokenizer.decode(row[1:81].tolist())
+    ids = model.tokenizer.encode(text)
+    middle = len(ids) // 2
+    left = model.tokenizer.decode(ids[: middle - GAP_TOKENS // 2])
+    right = model.tokenizer.decode(ids[middle + GAP_TOKENS // 2 :])
+    return model.gaps(f"{left}[MASK*{GAP_TOKENS}]{right}")
