@@ -1,0 +1,371 @@
+"""A fleet without torch: weights are provenance vectors, the store is a dict, time is virtual.
+
+A global's weights are {element: coefficient}. Every contribution adds one element of its own, so a
+contribution that is lost, counted twice or merged into the wrong model shows exactly in the sums.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from diffurefill import config as configs
+from diffurefill.config import FleetConfig, RunConfig
+from diffurefill.fleet import protocol
+from diffurefill.fleet.merger import Merger
+from diffurefill.fleet.protocol import State
+from diffurefill.fleet.run import Run, read_state
+from diffurefill.fleet.worker import Worker
+from diffurefill.store.base import (
+    MAIN,
+    Change,
+    Conflict,
+    Corrupt,
+    NotFound,
+    Ref,
+    Store,
+    Version,
+    dump_json,
+    new_nonce,
+    sha256_file,
+)
+
+CODEC = "fake"
+FLEET = FleetConfig(
+    local_steps=4,
+    min_fresh=2,
+    grace_seconds=30.0,
+    live_seconds=200.0,
+    poll_seconds=1.0,
+    log_seconds=20.0,
+)
+
+
+class MemoryStore:
+    """The Store contract in a dict; passes the same contract suite as the real ones."""
+
+    def __init__(self) -> None:
+        self.uri = "memory:"
+        self.blobs: dict[str, bytes] = {}
+        self.versions: dict[str, list[Version]] = {}
+
+    def selftest(self) -> None:
+        pass
+
+    def lanes(self) -> list[str]:
+        return sorted(self.versions)
+
+    def head(self, lane: str = MAIN) -> Version | None:
+        return self.versions[lane][-1] if lane in self.versions else None
+
+    def poll(self, lanes: list[str]) -> dict[str, str | None]:
+        heads = {lane: self.head(lane) for lane in lanes}
+        return {lane: head.id if head else None for lane, head in heads.items()}
+
+    def stage(self, source: Path) -> Ref:
+        ref = sha256_file(source)
+        self.blobs[ref.sha256] = source.read_bytes()
+        return ref
+
+    def publish(
+        self,
+        lane: str,
+        changes: Mapping[str, Change],
+        *,
+        expect: Version | None,
+        nonce: str | None = None,
+    ) -> Version:
+        head = self.head(lane)
+        if (head.id if head else None) != (expect.id if expect else None):
+            raise Conflict(f"lane {lane} is at {head.id if head else None}")
+        files = dict(head.files) if head else {}
+        for path, change in changes.items():
+            if change is None:
+                files.pop(path, None)
+                continue
+            if isinstance(change, bytes):
+                digest = hashlib.sha256(change).hexdigest()
+                self.blobs[digest] = change
+                change = Ref(digest, len(change))
+            files[path] = change
+        version = Version(lane, str(int(head.id) + 1 if head else 1), nonce or new_nonce(), files)
+        self.versions.setdefault(lane, []).append(version)
+        return version
+
+    def fetch(self, ref: Ref, dest: Path) -> Path:
+        dest.write_bytes(self.read(ref))
+        return dest
+
+    def read(self, ref: Ref) -> bytes:
+        if ref.sha256 not in self.blobs:
+            raise NotFound(ref.sha256)
+        content = self.blobs[ref.sha256]
+        if hashlib.sha256(content).hexdigest() != ref.sha256:
+            raise Corrupt(f"blob {ref.sha256}")
+        return content
+
+    def lookup(self, lane: str, nonce: str) -> Version | None:
+        return next((v for v in self.versions.get(lane, []) if v.nonce == nonce), None)
+
+    def history(self, lane: str) -> Iterator[Version]:
+        yield from list(self.versions.get(lane, []))
+
+
+Weights = dict[str, Fraction]
+
+
+def write_weights(path: Path, weights: Weights) -> None:
+    path.write_text(json.dumps({k: str(v) for k, v in sorted(weights.items())}))
+
+
+def read_weights(path: Path) -> Weights:
+    return {k: Fraction(v) for k, v in json.loads(path.read_text()).items()}
+
+
+class FakeAverager:
+    codec = CODEC
+
+    def fault(self, payload: Path, base: Path) -> str | None:
+        values = json.loads(payload.read_text())
+        return "nonfinite" if "nan" in values.values() else None
+
+    def mean(self, base: Path, payloads: list[tuple[Path, float]], dest: Path) -> None:
+        weights, total = read_weights(base), sum(Fraction(w) for _, w in payloads)
+        for path, weight in payloads:
+            for element, value in read_weights(path).items():
+                share = Fraction(weight) / total
+                weights[element] = weights.get(element, Fraction(0)) + share * value
+        write_weights(dest, weights)
+
+    def ema(self, previous: Path | None, new: Path, decay: float, dest: Path) -> None:
+        now = read_weights(new)
+        if previous is not None:
+            d, old = Fraction(decay).limit_denominator(1000), read_weights(previous)
+            keys = old.keys() | now.keys()
+            now = {k: d * old.get(k, 0) + (1 - d) * now.get(k, 0) for k in keys}
+        write_weights(dest, now)
+
+
+@dataclass
+class FakeLearner:
+    """One step reads one row: cursors count rows, so a skipped or repeated row shows."""
+
+    number: int
+    nan_intervals: int = 0
+    codec: str = CODEC
+    rows_at: int = 0
+    gen: int = -1
+    adopted: list[tuple[int, str]] = field(default_factory=list)
+    num_resets: int = 0
+
+    def adopt(self, weights: Path, state: State) -> dict[str, Any]:
+        cursor = state.cursor(self.number)
+        self.rows_at = cursor["rows"] if cursor else 0
+        self.gen = state.gen
+        self.adopted.append((state.gen, sha256_file(weights).sha256))
+        return {"held_out_ce": 7.0 - state.gen}
+
+    def step(self, local_step: int) -> dict[str, Any]:
+        self.rows_at += 1
+        return {"tokens": 10, "loss": 1.0}
+
+    def reset(self) -> None:
+        self.num_resets += 1
+
+    def cursor(self) -> dict[str, int]:
+        return {"rows": self.rows_at}
+
+    def save_delta(self, base: Path, dest: Path) -> float:
+        if self.nan_intervals:
+            self.nan_intervals -= 1
+            return float("nan")
+        write_weights(dest, {f"w{self.number}:{self.rows_at}": Fraction(1)})
+        return 1.0
+
+    def finish(self) -> dict[str, Any]:
+        return {"drift": 0.0}
+
+
+@dataclass
+class FakeClock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def new_run(store: Store, cache: Path, fleet: FleetConfig = FLEET) -> Run:
+    """Generation 0 of a fake run, opened."""
+    config = replace(RunConfig(), fleet=fleet)
+    cache.mkdir(parents=True, exist_ok=True)
+    weights = cache / "initial"
+    write_weights(weights, {})
+    state = State(
+        run_id="fake",
+        config_sha=configs.digest(config),
+        schema_sha="schema",
+        corpus_sha="corpus",
+        global_weights=store.stage(weights),
+    )
+    files: dict[str, Change] = {
+        protocol.STATE: dump_json(protocol.to_json(state)),
+        protocol.CONFIG: configs.dumps(config).encode(),
+        protocol.TOKENIZER: b"{}",
+        protocol.GLOBAL: state.global_weights,
+    }
+    store.publish(MAIN, files, expect=None)
+    return reopened(store, config, cache)
+
+
+def reopened(store: Store, config: RunConfig, cache: Path) -> Run:
+    return Run(store, config, cache, "{}")
+
+
+class Crash(BaseException):
+    """A process dies here. Not an Exception: nothing in the product may catch it."""
+
+
+class CrashingStore:
+    """Lets `budget` effects through, then dies before or after the next one takes place."""
+
+    def __init__(self, store: Store, budget: int, *, after: bool) -> None:
+        self._store, self._left, self._after = store, budget, after
+        self.uri = store.uri
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._store, name)
+        return self._guarded(method) if name in ("stage", "publish", "fetch") else method
+
+    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            self._left -= 1
+            if self._left < 0 and not self._after:
+                raise Crash
+            result = method(*args, **kwargs)
+            if self._left < 0:
+                raise Crash
+            return result
+
+        return call
+
+
+class FrozenHead:
+    """A hub that goes on answering with an old head of the main lane, from `freeze` on."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._frozen: Version | None = None
+        self.uri = store.uri
+
+    def freeze(self) -> None:
+        self._frozen = self._store.head(MAIN)
+
+    def head(self, lane: str = MAIN) -> Version | None:
+        return self._frozen if self._frozen and lane == MAIN else self._store.head(lane)
+
+    def poll(self, lanes: list[str]) -> dict[str, str | None]:
+        frozen = {MAIN: self._frozen.id} if self._frozen and MAIN in lanes else {}
+        return {**self._store.poll(lanes), **frozen}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+@dataclass
+class FakeFleet:
+    """Actors in virtual time over one store. Each has its own cache, as real processes do.
+
+    An actor that yields 0 (a local step, a publish) takes its tick, one second by default.
+    """
+
+    store: Store
+    folder: Path
+    fleet: FleetConfig = FLEET
+    clock: FakeClock = field(default_factory=FakeClock)
+    said: list[str] = field(default_factory=list)
+    actors: dict[str, Iterator[float]] = field(default_factory=dict)
+    wake: dict[str, float] = field(default_factory=dict)
+    ticks: dict[str, float] = field(default_factory=dict)
+    started: int = 0
+
+    def __post_init__(self) -> None:
+        if self.store.head(MAIN) is None:
+            new_run(self.store, self.folder / "new", self.fleet)
+
+    def run_for(self, name: str, store: Store | None = None) -> Run:
+        self.started += 1
+        config = replace(RunConfig(), fleet=self.fleet)
+        cache = self.folder / f"{name}-{self.started}"
+        cache.mkdir(parents=True, exist_ok=True)
+        return reopened(store or self.store, config, cache)
+
+    def add_merger(self, name: str = "merger", store: Store | None = None, **options: Any) -> None:
+        merger = Merger(
+            self.run_for(name, store),
+            FakeAverager(),
+            clock=self.clock,
+            report=self.said.append,
+            **options,
+        )
+        self.add(name, merger.run())
+
+    def add_worker(
+        self, number: int, name: str = "", store: Store | None = None, **options: Any
+    ) -> FakeLearner:
+        name = name or f"w{number}"
+        learner = FakeLearner(number, **options)
+        run = self.run_for(name, store)
+        worker = Worker(run, number, learner, clock=self.clock, report=self.said.append)
+        self.add(name, worker.run())
+        return learner
+
+    def add(self, name: str, actor: Iterator[float]) -> None:
+        self.actors[name], self.wake[name] = actor, self.clock.now
+
+    def kill(self, name: str) -> None:
+        self.actors.pop(name)
+
+    def run_until(self, done: Callable[[], bool], seconds: float = 2000.0) -> bool:
+        """Run in virtual time until `done()` or for `seconds`; whether it was done."""
+        end = self.clock.now + seconds
+        while self.actors and self.clock.now < end:
+            if done():
+                return True
+            name = min(self.actors, key=lambda n: (self.wake[n], n))
+            self.clock.now = max(self.clock.now, self.wake[name])
+            try:
+                seconds = next(self.actors[name]) or self.ticks.get(name, 1.0)
+                self.wake[name] = self.clock.now + seconds
+            except StopIteration:
+                self.actors.pop(name)
+            except Crash:
+                self.actors.pop(name)
+                self.said.append(f"{name} crashed")
+        return done()
+
+    def until_generation(self, gen: int, seconds: float = 2000.0) -> bool:
+        return self.run_until(lambda: self.state.gen >= gen, seconds)
+
+    @property
+    def state(self) -> State:
+        head = self.store.head(MAIN)
+        assert head is not None
+        return read_state(self.store, head)
+
+    def global_weights(self) -> Weights:
+        path = self.folder / "global"
+        self.store.fetch(self.state.global_weights, path)
+        return read_weights(path)
+
+    def accepted(self) -> list[protocol.Contribution]:
+        """Every contribution that a generation names, over the whole history."""
+        by_gen: dict[int, State] = {}
+        for version in self.store.history(MAIN):
+            state = read_state(self.store, version)
+            by_gen.setdefault(state.gen, state)
+        return [c for state in by_gen.values() for c in state.accepted]
