@@ -64,7 +64,9 @@ def audit_run(
         raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
     work.mkdir(parents=True, exist_ok=True)
     audit = Audit()
-    history = list(_history(store, audit))
+    history = list(_history(store, work, audit))
+    if not history:
+        return audit
     lanes = _contributions(store, audit)
     _check_lineage(history, audit)
     for before, after in itertools.pairwise(_generations(history)):
@@ -105,8 +107,8 @@ def _versions(store: Store, lane: str, audit: Audit) -> Iterator[Version]:
         audit.check("files", False, f"lane {lane}: {error}")
 
 
-def _history(store: Store, audit: Audit) -> Iterator[tuple[Version, State]]:
-    """Every version of the main lane with its state; small files are verified on the way."""
+def _history(store: Store, work: Path, audit: Audit) -> Iterator[tuple[Version, State]]:
+    """Every version of the main lane with its state; every file named is verified once."""
     verified: set[str] = set()
     for version in _versions(store, MAIN, audit):
         audit.versions += 1
@@ -118,10 +120,10 @@ def _history(store: Store, audit: Audit) -> Iterator[tuple[Version, State]]:
             version.files.get(protocol.GLOBAL) == state.global_weights,
             f"version {version.id}: the state names other weights than the version holds",
         )
-        for path, ref in version.files.items():
-            if path.endswith((".json", ".toml")) and ref.sha256 not in verified:
+        for ref in version.files.values():
+            if ref.sha256 not in verified:
                 verified.add(ref.sha256)
-                _checked(audit, lambda r=ref: store.read(r))
+                _checked(audit, lambda r=ref: store.fetch(r, work / "verified"))
         yield version, state
 
 
