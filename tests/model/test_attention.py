@@ -128,7 +128,7 @@ def test_without_doc_ids_a_row_is_one_document(backend, causal):
 
 def test_training_with_flex_on_cpu_is_refused_in_words():
     q, k, v = qkv(1, 128).requires_grad_()
-    segments = segments_from_doc_ids(torch.zeros(1, 128), causal=False, backend="flex")
+    segments = segments_from_doc_ids(torch.zeros(1, 128).int(), causal=False, backend="flex")
     with pytest.raises(UserError, match="sdpa"):
         attention(q, k, v, segments)
 

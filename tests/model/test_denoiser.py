@@ -168,6 +168,22 @@ def test_under_autocast_the_logits_are_16_bit_and_near():
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_the_residual_stream_is_16_bit_under_autocast():
+    model, seen = build(), []
+    for block in model.blocks:
+        block.register_forward_hook(lambda _, inputs, output: seen.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(random_canvas(1, 8))
+    assert seen == [torch.bfloat16] * 3
+
+
+def test_a_longer_row_may_follow_a_shorter_one():
+    model, fresh = build(), build()
+    model(random_canvas(1, 5))
+    canvas = random_canvas(1, 40)
+    assert torch.equal(model(canvas), fresh(canvas))
+
+
 def test_decoding_first_leaves_training_possible():
     model = build()
     with torch.inference_mode():
@@ -181,7 +197,28 @@ def test_decoding_first_leaves_training_possible():
 def test_a_block_compiles_into_one_graph():
     model = build(scale=4.0)
     canvas, doc_ids = random_canvas(2, 32), torch.tensor([[0] * 20 + [1] * 12] * 2)
-    expected = model(canvas, doc_ids)
+    masks = [torch.arange(64).view(2, 32) % n == 0 for n in (2, 3, 5)]
+    expected = [model(canvas, doc_ids, at) for at in masks]
     for block in model.blocks:
         block.compile(backend="eager", fullgraph=True)
-    torch.testing.assert_close(model(canvas, doc_ids), expected)
+    for at, logits in zip(masks, expected, strict=True):
+        torch.testing.assert_close(model(canvas, doc_ids, at), logits)
+
+
+@pytest.mark.gpu
+def test_training_on_cuda_under_autocast_is_near_fp32_on_cpu():
+    model = build(scale=4.0, width=128, heads=2)
+    canvas = random_canvas(2, 200)
+    doc_ids = torch.tensor([[0] * 120 + [1] * 60 + [-1] * 20] * 2)
+    at = torch.arange(400).view(2, 200) % 3 == 0
+    exact = F.cross_entropy(model(canvas, doc_ids, at), canvas[at])
+    exact.backward()
+    on_cuda = copy.deepcopy(model).cuda()
+    on_cuda.zero_grad()
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = on_cuda(canvas.cuda(), doc_ids.cuda(), at.cuda())
+    rough = F.cross_entropy(logits.float(), canvas[at].cuda())
+    rough.backward()
+    assert rough.item() == pytest.approx(exact.item(), rel=0.02)
+    for ours, theirs in zip(on_cuda.parameters(), model.parameters(), strict=True):
+        assert F.cosine_similarity(ours.grad.cpu().flatten(), theirs.grad.flatten(), 0) > 0.98

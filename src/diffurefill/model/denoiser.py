@@ -60,10 +60,11 @@ class Denoiser(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         segments = self._segments(doc_ids, canvas.device)
         rotary = self._rotary_table(canvas.shape[1], canvas.device)
-        for block in self.blocks:
+        wanted = None if at is None else at.flatten().nonzero().squeeze(1)  # (N,) of B * T
+        *blocks, last_block = self.blocks
+        for block in blocks:
             x = block(x, rotary, segments)
-        if at is not None:
-            x = x[at]  # (N, D)
+        x = last_block(x, rotary, segments, wanted)  # (B, T, D) or (N, D)
         return F.linear(self.final_norm(x), self.embedding.weight)
 
     @torch.no_grad()
@@ -101,7 +102,11 @@ class Denoiser(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + SwiGLU(norm(x))."""
+    """x + attention(norm(x)), then x + SwiGLU(norm(x)); x is (B, T, D).
+
+    `wanted` (N,), indices into the B * T positions, returns those alone, (N, D): past the mixing
+    of positions nothing depends on the others, so the last block is spared most of their work.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -114,18 +119,24 @@ class Block(nn.Module):
         self.gate_up = Linear(D, 2 * config.ffn_width)
         self.down = Linear(config.ffn_width, D)
 
-    def forward(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
-        x = x + self._attend(self.attention_norm(x), rotary, segments)
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)  # (B, T, ffn_width) each
+    def forward(
+        self, x: Tensor, rotary: Tensor, segments: Segments, wanted: Tensor | None = None
+    ) -> Tensor:
+        mixed = self._mix(self.attention_norm(x), rotary, segments)
+        if wanted is not None:
+            x = x.flatten(0, 1).index_select(0, wanted)  # (N, D)
+            mixed = mixed.flatten(0, 1).index_select(0, wanted)
+        x = x + self.attention_out(mixed)
+        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)  # (..., ffn_width) each
         return x + self.down(F.silu(gate) * up)
 
-    def _attend(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
+    def _mix(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
+        """What each position gathers from its segment, (B, T, D)."""
         B, T, D = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         q, k = rotate(q, rotary), rotate(k, rotary)
-        mixed = attention(q, k, v, segments).transpose(1, 2)  # (B, T, H, K)
-        return self.attention_out(mixed.reshape(B, T, D))
+        return attention(q, k, v, segments).transpose(1, 2).reshape(B, T, D)
 
 
 class RMSNorm(nn.Module):
