@@ -21,6 +21,9 @@ from diffurefill.runtime import autocast_dtype
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
 
+Work = tuple[Tensor, Tensor, dict[str, Any]]
+"""A parameter, its gradient and its group."""
+
 
 def orthogonalise(matrices: Tensor) -> Tensor:
     """Move the singular values of each of `matrices` (n, rows, cols) towards 1; scale-free.
@@ -35,7 +38,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        # a x + (b gram + c gram^2) x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
@@ -65,19 +69,25 @@ class Muon(torch.optim.Optimizer):
         by_shape = defaultdict(list)
         for group in self.param_groups:
             for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                direction = self._direction(parameter, parameter.grad, group["momentum"])
-                pieces = direction.view(group["num_pieces"], -1, parameter.shape[1])
-                by_shape[pieces.shape[1:]].append((parameter, pieces, group))
+                if parameter.grad is not None:
+                    rows, cols = parameter.shape
+                    shape = (rows // group["num_pieces"], cols)
+                    by_shape[shape].append((parameter, parameter.grad, group))
         for shape, work in by_shape.items():
-            scale = 0.2 * math.sqrt(max(shape))
-            updates = orthogonalise(torch.cat([pieces for _, pieces, _ in work]))
-            per_parameter = updates.split([len(pieces) for _, pieces, _ in work])
-            for (parameter, _, group), update in zip(work, per_parameter, strict=True):
-                parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
-                update = update.reshape(parameter.shape).to(parameter.dtype)
-                parameter.add_(update, alpha=-group["lr"] * scale)
+            self._update(shape, work)
+
+    def _update(self, shape: tuple[int, int], work: list[Work]) -> None:
+        """One step of all parameters whose pieces have `shape`, orthogonalised in one batch."""
+        directions = [
+            self._direction(parameter, grad, group["momentum"]).view(-1, *shape)
+            for parameter, grad, group in work
+        ]
+        updates = orthogonalise(torch.cat(directions)).split([len(d) for d in directions])
+        scale = 0.2 * math.sqrt(max(shape))
+        for (parameter, _, group), update in zip(work, updates, strict=True):
+            parameter.mul_(1.0 - group["lr"] * group["weight_decay"])
+            update = update.reshape(parameter.shape).to(parameter.dtype)
+            parameter.add_(update, alpha=-group["lr"] * scale)
 
     def _direction(self, parameter: Tensor, grad: Tensor, momentum: float) -> Tensor:
         """Nesterov's look ahead, after `grad` has entered the running mean."""
