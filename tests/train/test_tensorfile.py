@@ -60,6 +60,19 @@ def test_a_streamed_file_holds_what_was_written_whatever_the_piece(
 
 
 @COMMON
+@given(tensors=TENSORS)
+def test_every_tensor_is_aligned_in_the_file(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    """Readers that map the file need it."""
+    path = tmp_path / "w"
+    stream(path, tensors, 10)
+    length = int.from_bytes(path.read_bytes()[:8], "little")
+    header = json.loads(path.read_bytes()[8 : 8 + length])
+    assert length % 8 == 0
+    for name, tensor in tensors.items():
+        assert header[name]["data_offsets"][0] % tensor.element_size() == 0
+
+
+@COMMON
 @given(tensors=TENSORS, chunk_elements=st.integers(1, 50))
 def test_a_file_of_the_library_is_read_piece_by_piece(
     tmp_path: Path, tensors: dict[str, Tensor], chunk_elements: int

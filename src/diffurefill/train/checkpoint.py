@@ -84,9 +84,7 @@ def save_training_state(
     """
     current = _current_number(folder) or 0
     target = _state_folder(folder, current + 1)
-    if target.exists():
-        shutil.rmtree(target)  # left by a kill before the pointer moved
-    make_folder(target)
+    make_folder(target)  # a kill may have left it: each of its files is replaced whole
     tensors: dict[str, Tensor] = {}
     structure = _pack(optimizer_state, tensors)
     save_weights(target / "weights.safetensors", weights)
