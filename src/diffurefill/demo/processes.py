@@ -25,12 +25,14 @@ class Child:
     lines: queue.Queue[str | None] = field(default_factory=queue.Queue)
 
     def __post_init__(self) -> None:
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.put(line.rstrip("\n"))
+        with self.process.stdout as output:
+            for line in output:
+                self.lines.put(line.rstrip("\n"))
         self.lines.put(None)
 
     @property
@@ -50,13 +52,17 @@ class Child:
     def kill(self) -> None:
         """SIGKILL: no handler runs, nothing is flushed."""
         self.process.kill()
-        self.process.wait()
+        self._ended()
 
     def stop(self) -> None:
         """End it without ceremony; a worker or merger needs none."""
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait()
+        self._ended()
+
+    def _ended(self) -> None:
+        self.process.wait()
+        self._reader.join()
 
 
 def start_worker(store: str, number: int) -> Child:

@@ -1,0 +1,116 @@
+"""`train`: interrupted and resumed, the same weights bit for bit; mistakes change nothing."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffurefill.config import UserError
+from diffurefill.fleet import alone
+from diffurefill.fleet.alone import read_folder, train_alone
+from diffurefill.fleet.loading import load, probe_models
+from diffurefill.train.loop import Trainer
+from tests.tiny import tiny_config, write_corpus
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_killed_and_resumed_equals_the_unbroken_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    train_alone(tmp_path / "whole", config, 12, quiet)
+    take_step = Trainer.take_step
+
+    def dies_at(step: int):
+        def take(self: Trainer):
+            if self.step == step:
+                raise Killed
+            return take_step(self)
+
+        return take
+
+    for step in (6, 9):  # between two saves, twice
+        monkeypatch.setattr(Trainer, "take_step", dies_at(step))
+        with pytest.raises(Killed):
+            train_alone(tmp_path / "broken", config, 12, quiet)
+    monkeypatch.setattr(Trainer, "take_step", take_step)
+    train_alone(tmp_path / "broken", config, 12, quiet)
+    whole, broken = read_folder(tmp_path / "whole"), read_folder(tmp_path / "broken")
+    assert all(torch.equal(w, broken.weights[name]) for name, w in whole.weights.items())
+
+
+def test_another_configuration_is_refused_and_named(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    train_alone(tmp_path / "t", config, 4, quiet)
+    other = replace(config, seed=5)
+    with pytest.raises(UserError, match="seed = 5"):
+        train_alone(tmp_path / "t", other, 8, quiet)
+
+
+def test_another_corpus_is_refused(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+    train_alone(tmp_path / "t", tiny_config(corpus), 4, quiet)
+    corpus.write_text('{"text": "something else entirely"}\n' * 500)
+    with pytest.raises(UserError, match="must be the same on every machine"):
+        train_alone(tmp_path / "t", tiny_config(corpus), 8, quiet)
+
+
+def test_a_folder_without_a_state_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(UserError, match="no saved state"):
+        read_folder(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("trained")
+    train_alone(folder / "t", tiny_config(write_corpus(folder)), 8, quiet)
+    return str(folder / "t")
+
+
+def test_a_train_folder_writes_and_fills_gaps(trained: str) -> None:
+    model = load(trained)
+    text = model.generate(["the quick"], 12, seed=3)[0]
+    assert text.startswith("the quick")
+    assert text == load(trained).generate(["the quick"], 12, seed=3)[0]
+    filled = model.infill("the [MASK*5] dog[MASK*3]", seed=1)
+    assert filled.startswith("the ")
+    assert " dog" in filled
+    assert "MASK" not in filled
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("no gap here", r"write \[MASK\*12\]"), ("a [MASK*0] b", "at least 1")]
+)
+def test_a_text_without_a_real_gap_is_refused(trained: str, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(trained).infill(text)
+
+
+@pytest.mark.parametrize(("prompt", "num_tokens"), [("the " * 200, 5), ("the", 200), ("the", 0)])
+def test_what_does_not_fit_the_context_is_refused(
+    trained: str, prompt: str, num_tokens: int
+) -> None:
+    with pytest.raises(UserError):
+        load(trained).generate([prompt], num_tokens)
+
+
+def test_probe_prints_every_model(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    probe_models([trained], as_json=True)
+    assert '"held_out"' in capsys.readouterr().out
+    probe_models([trained], as_json=False)
+    assert "held-out CE" in capsys.readouterr().out
+
+
+def test_the_log_holds_losses_and_probes(trained: str) -> None:
+    log = (Path(trained) / alone.LOG).read_text()
+    assert '"loss"' in log
+    assert '"held_out_ce"' in log

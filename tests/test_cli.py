@@ -1,0 +1,142 @@
+"""The command line: quick help without torch, clear one-line errors, honest exit codes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from diffurefill import cli
+from diffurefill.cli import COMMANDS, main
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "diffurefill", *arguments], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_imports_no_torch(command: str) -> None:
+    code = (
+        "import sys; from diffurefill.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'torch', 'pyarrow', 'tokenizers'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert f"diffurefill {command}" in done.stdout
+
+
+def test_the_package_itself_imports_no_torch_and_still_offers_its_names() -> None:
+    code = (
+        "import sys, diffurefill\n"
+        "assert 'torch' not in sys.modules\n"
+        "assert diffurefill.load_preset('demo')\n"
+        "assert all(hasattr(diffurefill, n) for n in diffurefill.__all__)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_no_arguments_show_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
+
+
+def test_a_misspelt_command_is_answered_with_the_near_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["wroker"]) == 2
+    assert "did you mean `diffurefill worker`" in capsys.readouterr().err
+
+
+def expect_mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The single error line of a command that must exit with 2."""
+    assert main(list(arguments)) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.startswith("error: ")
+    assert "\n" not in error
+    return error
+
+
+def test_a_store_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("worker", "merger", "status", "audit", "generate", "probe"):
+        assert "diffurefill init" in expect_mistake(capsys, command, str(tmp_path / "none"))
+
+
+def test_a_missing_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = str(tmp_path / "nothing" / "*.txt")
+    assert "nothing" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--data", data)
+
+
+def test_an_empty_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    data = str(tmp_path / "empty.txt")
+    assert "no text" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--data", data)
+
+
+def test_a_binary_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "photo.txt"
+    data.write_bytes(b"\x89PNG\r\n\x1a\n\x00\x00" * 100)
+    assert "photo.txt" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--data", str(data))
+
+
+def test_an_unknown_toml_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("[train]\nbatch_row = 3\n")
+    said = expect_mistake(capsys, "init", str(tmp_path / "r"), "--config", str(file))
+    assert "train.batch_rows" in said
+
+
+def test_an_unknown_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "demo" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--preset", "dmeo")
+
+
+def test_a_store_address_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "folders only" in expect_mistake(capsys, "status", "s3://bucket/run")
+
+
+def test_a_demo_never_writes_into_a_folder_that_holds_something(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").write_text("keep")
+    assert "not empty" in expect_mistake(capsys, "demo", "--folder", str(tmp_path))
+    assert (tmp_path / "mine").read_text() == "keep"
+
+
+def test_a_full_disk_is_a_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+
+    def full(self: cli.Doctor) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "x"))
+
+    monkeypatch.setattr(cli.Doctor, "run", full)
+    assert "free some space" in expect_mistake(capsys, "doctor")
+
+
+def test_an_interrupt_has_its_own_exit_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: cli.Doctor) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.Doctor, "run", interrupted)
+    assert main(["doctor"]) == 130
+    assert "start it again" in capsys.readouterr().err
+
+
+def test_doctor_names_the_machine_and_tests_a_store(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lanes").mkdir()
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "tmp").mkdir()
+    assert main(["doctor", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "precision" in shown
+    assert "conditional writes are honoured" in shown
