@@ -157,10 +157,9 @@ def _shuffled(
     start = 0
     for number, block in enumerate(_blocks(texts)):
         end = start + len(block)
-        if end > skip:
-            order = philox(*key, number).permutation(len(block))
-            for place in range(max(start, skip), end):
-                yield place, block[order[place - start]]
+        order = philox(*key, number).permutation(len(block))
+        for place in range(max(start, skip), end):
+            yield place, block[order[place - start]]
         start = end
 
 

@@ -51,7 +51,7 @@ class PackingCounts:
         return self.num_padding / total if total else 0.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rows:
     """A batch of rows. ids int64 (B, T); doc_ids int32 (B, T), ascending from 0, -1 on padding.
 
