@@ -20,7 +20,7 @@ def neighbours_of(ids: list[int], doc_ids: list[int] | None = None) -> list[set[
     canvas = torch.tensor([ids])
     docs = torch.tensor([doc_ids or [0] * len(ids)], dtype=torch.int32)
     at = torch.ones_like(canvas, dtype=torch.bool)
-    found = visible_neighbours(canvas, docs, at, mask_id=MASK, pad_id=PAD)
+    found = visible_neighbours(canvas, docs, at, mask_id=MASK)
     return [set(pair) - {-1} for pair in found.tolist()]
 
 
@@ -47,7 +47,7 @@ def test_neighbours_are_the_visible_tokens_on_both_sides():
     assert neighbours_of([BOS, 7, MASK, 8]) == [{7}, {BOS}, {7, 8}, set()]
 
 
-def test_mask_pad_and_another_document_are_no_neighbours():
+def test_mask_padding_and_another_document_are_no_neighbours():
     found = neighbours_of([7, MASK, 8, MASK, 9, PAD, PAD], [0, 0, 0, 1, 1, -1, -1])
     assert found == [set(), {7, 8}, set(), {9}, set(), set(), set()]
 
@@ -59,7 +59,7 @@ def test_padding_positions_are_strangers_to_each_other():
 def test_a_token_on_both_sides_is_charged_once():
     canvas = torch.tensor([[7, MASK, 7]])
     at = canvas == MASK
-    beside = visible_neighbours(canvas, torch.zeros_like(canvas), at, mask_id=MASK, pad_id=PAD)
+    beside = visible_neighbours(canvas, torch.zeros_like(canvas), at, mask_id=MASK)
     logits = candidate_logits(
         torch.zeros(1, 9), beside, torch.ones(1), min_p=0.0, neighbour_ban=6.0
     )
@@ -185,6 +185,22 @@ def test_inverse_cdf_is_the_plain_search_and_never_hits_probability_zero(values,
     assert p[got] > 0
     assert cdf[got] > u - 1e-6
     assert (cdf[got - 1] if got else 0.0) < u + 1e-6
+
+
+def test_the_last_rounding_of_a_sum_never_hits_probability_zero():
+    """Summed by blocks or one by one, the same terms differ in the last bit; u almost 1 sees it."""
+    logits = 12 * torch.randn(4000, 320, generator=torch.Generator().manual_seed(0))
+    logits[:, 140:160] = logits[:, 300:] = -math.inf
+    got = inverse_cdf(logits, torch.full((4000,), ALMOST_ONE, dtype=torch.float64))
+    assert (got < 300).all()
+    assert logits.gather(1, got[:, None]).isfinite().all()
+
+
+def test_a_rare_tail_is_reached_by_its_own_share_of_uniforms_only():
+    """A float32 uniform has steps of 2^-24: it would draw a tail of 2^-30 too often or never."""
+    logits = torch.tensor([[0.0, -30 * math.log(2)]]).repeat(2, 1)
+    uniform = torch.tensor([1 - 2.0**-29, 1 - 2.0**-31], dtype=torch.float64)
+    assert inverse_cdf(logits, uniform).tolist() == [0, 1]
 
 
 def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):

@@ -139,13 +139,11 @@ class _Draws:
 
     def at(self, where: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and confidences (M,) at the True positions of `where`, with `ids` around them."""
-        specials, doc_ids = self.run.specials, self.run.canvas.doc_ids
+        doc_ids, mask_id = self.run.canvas.doc_ids, self.run.specials.mask_id
         return sample(
             self.logits,
             self.slot[where],
-            visible_neighbours(
-                ids, doc_ids, where, mask_id=specials.mask_id, pad_id=specials.pad_id
-            ),
+            visible_neighbours(ids, doc_ids, where, mask_id=mask_id),
             self.uniform[where],
             self.temperature[:, None].expand_as(ids)[where],
             emittable=self.run.emittable,

@@ -21,15 +21,13 @@ CHUNK_ELEMENTS = 1 << 24
 """Logits worked on at a time: bounds the temporaries to a few 64 MiB tensors, whatever B is."""
 
 
-def visible_neighbours(
-    ids: Tensor, doc_ids: Tensor, at: Tensor, *, mask_id: int, pad_id: int
-) -> Tensor:
+def visible_neighbours(ids: Tensor, doc_ids: Tensor, at: Tensor, *, mask_id: int) -> Tensor:
     """The tokens standing left and right of each True of `at` (B, T): (N, 2) int64, -1 for none.
 
-    MASK, PAD and another document's tokens are no neighbours. A token standing on both sides is
-    named once, so that it is charged once.
+    MASK, another document's tokens and padding (doc id -1) are no neighbours. A token standing on
+    both sides is named once, so that it is charged once.
     """
-    visible = torch.where((ids == mask_id) | (ids == pad_id), -1, ids)
+    visible = ids.masked_fill(ids == mask_id, -1)
     same = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (doc_ids[:, 1:] >= 0)
     left = F.pad(torch.where(same, visible[:, :-1], -1), (1, 0), value=-1)[at]
     right = F.pad(torch.where(same, visible[:, 1:], -1), (0, 1), value=-1)[at]
