@@ -5,14 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from diffurefill.data.documents import Corpus, open_corpus
 from diffurefill.data.tokenizer import Tokenizer, train_tokenizer
-
-# A loaded machine is no failure: tests assert results, never times.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 WORDS = ["fox", "ran", "over", "the", "hill", "while", "seven", "quiet", "owls", "looked", "on"]
 

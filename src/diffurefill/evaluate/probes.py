@@ -29,6 +29,9 @@ from diffurefill.runtime import philox
 
 Denoiser = Callable[..., Tensor]
 
+SAMPLED_PIECES = 16
+"""Pieces of held-out documents that are read for every row of the probe."""
+
 
 @dataclass(frozen=True, eq=False)
 class Probe:
@@ -70,7 +73,11 @@ class Probe:
 
 
 def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Probe:
-    """A run's probe: held-out documents, packed as training packs them, with drawn masks."""
+    """A run's probe: held-out text, packed as training packs it, with drawn masks.
+
+    Rows are filled from a random sample of the first pieces that come, so that a few long documents
+    do not make the whole probe.
+    """
     data = config.data
     texts = held_out_documents(corpus, data.held_out_fraction)
     pieces = cut_documents(
@@ -79,8 +86,10 @@ def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Prob
         bos_id=tokenizer.bos_id,
         eos_id=tokenizer.eos_id,
     )
+    sample = list(itertools.islice(pieces, SAMPLED_PIECES * config.probe.num_rows))
+    order = philox(config.seed, "probe", "pieces").permutation(len(sample))
     rows = pack(
-        pieces,
+        (sample[i] for i in order),
         Cursor(),
         interval_rows=config.probe.num_rows,
         row_length=data.row_length,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from diffurefill import config as configs
 from diffurefill.config import RunConfig, UserError
-from diffurefill.data.documents import open_corpus
+from diffurefill.data.documents import Corpus, Cursor, open_corpus, read_documents
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import build_probe
 from diffurefill.fleet import protocol
@@ -36,6 +36,7 @@ def create_run(
     store.selftest()
     corpus = open_corpus(config.data.sources, config.data.text_column)
     report(f"corpus: {len(corpus.units):,} units; tokenizer: {config.data.tokenizer}")
+    _require_text_for_every_slot(corpus, config)
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
     work.mkdir(parents=True, exist_ok=True)
@@ -55,6 +56,20 @@ def create_run(
         f"{tokenizer.num_pieces:,} pieces, weights of {state.global_weights.size / 1e6:.1f} MB"
     )
     return state
+
+
+def _require_text_for_every_slot(corpus: Corpus, config: RunConfig) -> None:
+    """UserError now, rather than at the start of the worker whose slot has no document."""
+    for slot in range(config.data.num_slots):
+        documents = read_documents(
+            corpus,
+            seed=config.seed,
+            slot=slot,
+            num_slots=config.data.num_slots,
+            cursor=Cursor(),
+            held_out_fraction=config.data.held_out_fraction,
+        )
+        next(documents)
 
 
 def _publish(

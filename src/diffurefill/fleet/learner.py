@@ -63,10 +63,10 @@ class TrainingLearner:
         return facts.norm if facts.finite else float("nan")
 
     def finish(self) -> dict[str, Any]:
-        """Drift: how far the local steps moved the probe before the merge. Peak memory in MB."""
+        """Drift: how far the local steps moved the probe before the merge. Memory in MB."""
         drift = self._ce() - self._adopted_ce
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"drift": drift, "peak_mb": peak}
+        return {"drift": drift, **self._trainer.metrics.facts(), "peak_mb": peak}
 
     def _ce(self) -> float:
         trainer = self._trainer

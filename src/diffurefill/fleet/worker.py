@@ -146,19 +146,22 @@ class Worker:
 
         A partial interval is dropped: its rows are read again, and the fleet starts together.
         """
+        began = self._clock() - waited
         base = self._adopt(state, waited)
         trained = yield from self._train(state)
         if trained is not None:
+            wall = trained.tokens / max(self._clock() - began, 1e-9)
+            trained.facts["wall_tokens_per_second"] = wall
             yield from self._push(state, base, trained)
 
     def _adopt(self, state: State, waited: float) -> Path:
         began = self._clock()
         base = self._run.fetch(state.global_weights)
+        seconds, size = self._clock() - began, state.global_weights.size
         facts = self._learner.adopt(base, state)
         self._run.forget(keep={state.global_weights.sha256})
-        seconds = self._clock() - began
-        self._note("adopt", {"gen": state.gen, "step": state.step, **facts,
-                             "wait_seconds": waited, "adopt_seconds": seconds})  # fmt: skip
+        waits = {"wait_seconds": waited, "download_seconds": seconds, "bytes": size}
+        self._note("adopt", {"gen": state.gen, "step": state.step, **facts, **waits})
         return base
 
     def _train(self, state: State) -> Generator[float, None, Trained | None]:

@@ -32,10 +32,14 @@ def token_weights(is_masked: Tensor, t: Tensor, num_eligible: Tensor, loss: Loss
     return masked / t[:, None] / num_eligible.sum().clamp(min=1)
 
 
-def masked_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """sum(weights * ce), a scalar in nats: logits (N, V) at masked positions, targets and weights
-    (N,). N may be 0: the sum is then 0 and its gradient zero."""
-    return (weights * token_cross_entropy(logits, targets)).sum()
+def masked_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """sum(weights * ce), a scalar in nats, and the unweighted ce (N,), detached, for the log.
+
+    logits (N, V) at masked positions; targets and weights (N,). N may be 0: the sum is then 0 and
+    its gradient zero.
+    """
+    ce = token_cross_entropy(logits, targets)
+    return (weights * ce).sum(), ce.detach()
 
 
 def token_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenize
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import default_device
+from diffurefill.train.metrics import IntervalMetrics
 from diffurefill.train.step import StepResult, train_step
 
 TOKENIZER_CHARS = 8_000_000
@@ -44,6 +45,7 @@ class Trainer:
         self._interval_rows = interval_steps * config.train.batch_rows
         self._loader: Loader | None = None
         self.position: Position | None = None
+        self.metrics = IntervalMetrics(config.optim.clip_norm)
 
     def load_weights(self, tensors: dict[str, Tensor], *, step: int) -> None:
         """Replace the weights and the step. The optimiser's moments stay (spec algorithms 3.5)."""
@@ -57,6 +59,7 @@ class Trainer:
         """Read rows from `position` on; None is the slot's beginning."""
         self.close()
         self.position = position
+        self.metrics = IntervalMetrics(self.config.optim.clip_norm)
         self._loader = Loader(
             self._corpus,
             self.tokenizer,
@@ -71,6 +74,7 @@ class Trainer:
     def take_step(self) -> StepResult:
         assert self._loader is not None, "seek before the first step"
         rows = next(self._loader)
+        bos_id = self.tokenizer.bos_id
         self.step += 1
         result = train_step(
             self.model,
@@ -83,8 +87,10 @@ class Trainer:
                 for row in range(len(rows.ids))
             ],
             mask_id=self.tokenizer.mask_id,
-            bos_id=self.tokenizer.bos_id,
+            bos_id=bos_id,
         )
+        maskable = ((rows.doc_ids >= 0) & (rows.ids != bos_id)).sum(1)
+        self.metrics.add(result, maskable, rows.counts)
         self.position = rows.position
         return result
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from diffurefill.config import RunConfig
 from diffurefill.data.packing import Rows
 from diffurefill.model.denoiser import Denoiser
-from diffurefill.objective.corruption import Key, corrupt
-from diffurefill.objective.loss import token_cross_entropy, token_weights
+from diffurefill.objective.corruption import Corrupted, Key, corrupt
+from diffurefill.objective.loss import masked_cross_entropy, token_weights
 from diffurefill.optim.adamw import RunOptimizer
 from diffurefill.optim.schedule import learning_rate
 from diffurefill.runtime import autocast_dtype
@@ -26,21 +26,28 @@ from diffurefill.runtime import autocast_dtype
 
 @dataclass(frozen=True)
 class StepResult:
-    """Scalars of one step. Tensors stay on the device until `metrics` is asked for."""
+    """One step's figures. Tensors stay on the device until a number is asked for."""
 
     loss: Tensor
-    ce_sum: Tensor
+    """As weighted in training, ()."""
     grad_norm: Tensor
+    """Global norm before clipping, ()."""
+    row_ce: Tensor
+    """(B,) summed CE of each row's masked tokens, in nats."""
+    corrupted: Corrupted
     learning_rate: float
-    num_masked: int
     num_tokens: int
     """Real tokens of the step's rows, padding excluded."""
 
+    @property
+    def num_masked(self) -> int:
+        return int(self.corrupted.is_masked.sum())
+
     def metrics(self) -> dict[str, float | int]:
-        """Plain numbers: `loss` as weighted in training, `masked_ce` in nats per masked token."""
+        """Plain numbers; `masked_ce` is in nats per masked token, whatever the loss weighting."""
         return {
             "loss": self.loss.item(),
-            "masked_ce": self.ce_sum.item() / max(self.num_masked, 1),
+            "masked_ce": self.row_ce.sum().item() / max(self.num_masked, 1),
             "grad_norm": self.grad_norm.item(),
             "learning_rate": self.learning_rate,
             "masked_share": self.num_masked / max(self.num_tokens, 1),
@@ -70,36 +77,35 @@ def train_step(
     )
     ids, doc_ids = torch.from_numpy(rows.ids), torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
-    loss, ce_sum = torch.zeros((), device=device), torch.zeros((), device=device)
+    loss, row_ce = torch.zeros((), device=device), torch.zeros(len(ids), device=device)
     for part in torch.arange(len(ids)).split(config.train.micro_batch_rows):
         at = corrupted.is_masked[part]
         if not at.any():
             continue
-        canvas, documents, targets, weight = (
+        canvas, documents, targets, weight, row = (
             x.to(device, non_blocking=True)
-            for x in (corrupted.canvas[part], doc_ids[part], ids[part][at], weights[part][at])
+            for x in (
+                corrupted.canvas[part],
+                doc_ids[part],
+                ids[part][at],
+                weights[part][at],
+                part[:, None].expand_as(at)[at],
+            )
         )
         with _autocast(device):
             logits = model(canvas, documents, at.to(device))
-        ce = token_cross_entropy(logits, targets)
-        part_loss = torch.dot(weight, ce)
+        part_loss, ce = masked_cross_entropy(logits, targets, weight)
         part_loss.backward()
         loss += part_loss.detach()
-        ce_sum += ce.detach().sum()
+        row_ce.index_add_(0, row, ce)
     # 3. clip and update
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
     rate = learning_rate(step, config.optim)
     optimizer.set_learning_rate(rate)
     optimizer.step()
     optimizer.zero_grad()
-    return StepResult(
-        loss=loss,
-        ce_sum=ce_sum,
-        grad_norm=grad_norm,
-        learning_rate=rate,
-        num_masked=int(corrupted.is_masked.sum()),
-        num_tokens=int((rows.doc_ids >= 0).sum()),
-    )
+    num_tokens = int((rows.doc_ids >= 0).sum())
+    return StepResult(loss, grad_norm, row_ce, corrupted, rate, num_tokens)
 
 
 def _autocast(device: torch.device) -> AbstractContextManager[object]:
