@@ -7,6 +7,7 @@ for (one line says what to do), 130 interrupted.
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -373,6 +374,9 @@ def _fail(message: str, code: int) -> int:
 
 
 def entry() -> None:
+    # A notebook or scheduler that ends a process sends SIGTERM: leave as for Ctrl-C, so that
+    # temporary files go and the demo ends the processes it started.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
 
 

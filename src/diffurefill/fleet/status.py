@@ -6,7 +6,6 @@ Imports no torch, so it answers at once.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 from rich.table import Table
 
 from diffurefill.fleet import protocol
+from diffurefill.fleet.log import read_log
 from diffurefill.fleet.protocol import State
 from diffurefill.fleet.run import read_state
 from diffurefill.store.base import MAIN, NotFound, Store
@@ -32,16 +32,6 @@ class WorkerStatus:
     age_seconds: float
     last: dict[str, Any]
     """The newest value of every fact in the log."""
-
-
-def read_log(store: Store, worker: int) -> list[dict[str, Any]]:
-    """The records of a worker's pushed log, oldest first; empty when it has none."""
-    version = store.head(protocol.lane_of(worker))
-    path = protocol.worker_paths(worker).log
-    if version is None or path not in version.files:
-        return []
-    lines = store.read(version.ref(path)).decode().splitlines()
-    return [json.loads(line) for line in lines if line.strip()]
 
 
 def worker_statuses(store: Store, now: float) -> Iterator[WorkerStatus]:

@@ -12,7 +12,6 @@ Source: spec fleet.md 5.2 and 5.5, algorithms.md 8.
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import time
 import uuid
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 
 from diffurefill.config import UserError
 from diffurefill.fleet import protocol
+from diffurefill.fleet.log import WorkerLog
 from diffurefill.fleet.protocol import Contribution, Registration, State
 from diffurefill.fleet.run import Fenced, Run
 from diffurefill.store.base import (
@@ -36,8 +36,6 @@ from diffurefill.store.base import (
 )
 
 MAX_DIVERGED = 3
-LOG_LINES = 200
-"""Lines of history a worker's log keeps: a few hundred kilobytes at most on the hub."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Worker:
         self.incarnation = uuid.uuid4().hex
         self._seq = 0
         self._diverged = 0
-        self._log: list[str] = []
+        self._log = WorkerLog(number, self.incarnation, report)
         self._pending: Contribution | None = None
         self._pushed_log_at = clock()
         self._version = self._register()
@@ -137,7 +135,7 @@ class Worker:
         if protocol.judge(c, state, self._registration, self._learner.codec) == "eligible":
             return True
         for reason in (r.reason for r in state.rejected if r.identity == c.identity):
-            self._note("rejected", {"gen": c.base_gen, "seq": c.seq, "reason": reason})
+            self._log.note("rejected", {"gen": c.base_gen, "seq": c.seq, "reason": reason})
         self._pending = None
         return False
 
@@ -161,7 +159,7 @@ class Worker:
         facts = self._learner.adopt(base, state)
         self._run.forget(keep={state.global_weights.sha256})
         waits = {"wait_seconds": waited, "download_seconds": seconds, "bytes": size}
-        self._note("adopt", {"gen": state.gen, "step": state.step, **facts, **waits})
+        self._log.note("adopt", {"gen": state.gen, "step": state.step, **facts, **waits})
         return base
 
     def _train(self, state: State) -> Generator[float, None, Trained | None]:
@@ -175,7 +173,7 @@ class Worker:
             yield 0.0
             if (local_step + 1) % settings.train.log_every_steps == 0:
                 progress = {"local_step": local_step + 1, "of": settings.fleet.local_steps}
-                self._note("train", {"gen": state.gen, **progress, **metrics})
+                self._log.note("train", {"gen": state.gen, **progress, **metrics})
             last = local_step + 1 == settings.fleet.local_steps
             if last or self._clock() - polled >= settings.fleet.poll_seconds:
                 polled = self._clock()
@@ -183,7 +181,7 @@ class Worker:
                 newer = self._run.snapshot().state
                 if newer.global_weights != state.global_weights:
                     lost = {"newer_gen": newer.gen, "lost_steps": local_step + 1}
-                    self._note("dropped", {"gen": state.gen, **lost})
+                    self._log.note("dropped", {"gen": state.gen, **lost})
                     return None
         rate = tokens / max(self._clock() - began, 1e-9)
         return Trained(tokens, sum(losses) / len(losses), {"tokens_per_second": rate})
@@ -217,7 +215,9 @@ class Worker:
             loss_mean=trained.loss_mean,
         )
         facts = {"seq": c.seq, "tokens": c.tokens, "loss_mean": c.loss_mean, "delta_norm": norm}
-        self._note("push", {"gen": state.gen, **facts, **trained.facts, **self._learner.finish()})
+        self._log.note(
+            "push", {"gen": state.gen, **facts, **trained.facts, **self._learner.finish()}
+        )
         changes: dict[str, Change] = {
             self._paths.manifest: dump_json(protocol.to_json(c)),
             self._paths.payload: c.payload,
@@ -231,12 +231,14 @@ class Worker:
         self._pending = c
         payload.unlink(missing_ok=True)
         seconds = self._clock() - began
-        self._note("pushed", {"gen": state.gen, "bytes": c.payload.size, "upload_seconds": seconds})
+        self._log.note(
+            "pushed", {"gen": state.gen, "bytes": c.payload.size, "upload_seconds": seconds}
+        )
 
     def _restart_diverged(self, state: State) -> None:
         """Weights that are not finite are never pushed: drop them and the moments, try again."""
         self._diverged += 1
-        self._note("nonfinite", {"gen": state.gen, "times_in_a_row": self._diverged})
+        self._log.note("nonfinite", {"gen": state.gen, "times_in_a_row": self._diverged})
         if self._diverged >= MAX_DIVERGED:
             raise UserError(
                 f"worker {self.number}: the weights were not finite {self._diverged} times in a "
@@ -259,20 +261,20 @@ class Worker:
                 self._pending = protocol.contribution_from_json(manifest)
                 found += f" with its contribution to generation {self._pending.base_gen}"
             if self._paths.log in head.files:
-                self._log = store.read(head.ref(self._paths.log)).decode().splitlines()
+                self._log.continue_from(store.read(head.ref(self._paths.log)))
         self._registration = Registration(
             worker=self.number,
             incarnation=self.incarnation,
             inherited=self._pending.incarnation if self._pending else None,
         )
-        self._note("register", {"found": found})
+        self._log.note("register", {"found": found})
         try:
             return publish_surely(
                 store,
                 self.lane,
                 {
                     self._paths.registration: dump_json(protocol.to_json(self._registration)),
-                    self._paths.log: self._log_bytes(),
+                    self._paths.log: self._log.content(),
                 },
                 expect=head,
             )
@@ -287,7 +289,7 @@ class Worker:
             self._version = publish_surely(
                 self._run.store,
                 self.lane,
-                {**changes, self._paths.log: self._log_bytes()},
+                {**changes, self._paths.log: self._log.content()},
                 expect=self._version,
             )
         except Conflict:
@@ -302,27 +304,6 @@ class Worker:
         if self._clock() - self._pushed_log_at < self._run.config.fleet.log_seconds:
             return
         if phase:
-            self._note(phase, facts, quiet=True)
+            self._log.note(phase, facts, quiet=True)
         with contextlib.suppress(Busy):  # the next beat carries these lines
             self._publish({})
-
-    # --- the log ---------------------------------------------------------------------------------
-
-    def _log_bytes(self) -> bytes:
-        self._log = self._log[-LOG_LINES:]
-        return ("\n".join(self._log) + "\n").encode()
-
-    def _note(self, phase: str, facts: dict[str, Any], *, quiet: bool = False) -> None:
-        """One JSON line in the log, one plain line on the screen."""
-        record = {"time": time.time(), "incarnation": self.incarnation, "phase": phase, **facts}
-        self._log.append(json.dumps(record))
-        if not quiet:
-            self._report(f"worker {self.number}: {phase} {_plain(facts)}")
-
-
-def _plain(facts: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k.replace('_', ' ')} {v}"
-        for k, v in facts.items()
-        if not isinstance(v, (dict, list))
-    )
