@@ -81,9 +81,9 @@ def status_tables(store: Store) -> list[Table]:
             str(w.last.get("step", "-")), _number(w.last.get("loss")),
             _number(w.last.get("tokens_per_second"), ",.0f"), f"{w.age_seconds:,.0f} s",
         )  # fmt: skip
-    generations = Table(title="held-out CE by generation (nats per masked token)")
+    generations = Table(title="held-out CE by generation")
     generations.add_column("generation", justify="right")
-    generations.add_column("CE", justify="right")
+    generations.add_column("nats per masked token", justify="right")
     for gen, ce in list(held_out_by_generation(store).items())[-20:]:
         generations.add_row(str(gen), _number(ce))
     rejected = [f"worker {r.worker}: {r.reason}" for r in state.rejected]
