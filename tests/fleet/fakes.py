@@ -362,10 +362,14 @@ class FakeFleet:
         self.store.fetch(self.state.global_weights, path)
         return read_weights(path)
 
-    def accepted(self) -> list[protocol.Contribution]:
-        """Every contribution that a generation names, over the whole history."""
+    def states(self) -> list[State]:
+        """The first state of every generation, from 0 on."""
         by_gen: dict[int, State] = {}
         for version in self.store.history(MAIN):
             state = read_state(self.store, version)
             by_gen.setdefault(state.gen, state)
-        return [c for state in by_gen.values() for c in state.accepted]
+        return list(by_gen.values())
+
+    def accepted(self) -> list[protocol.Contribution]:
+        """Every contribution that a generation names, over the whole history."""
+        return [c for state in self.states() for c in state.accepted]

@@ -1,5 +1,6 @@
 """Worker and merger together, in virtual time: what is merged, what is dropped, who is stopped."""
 
+import itertools
 from collections import Counter
 from fractions import Fraction
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffurefill.config import UserError
-from diffurefill.fleet import protocol
+from diffurefill.fleet import log, protocol
 from diffurefill.fleet.audit import audit_run
 from diffurefill.fleet.run import Fenced
 from diffurefill.store.base import MAIN
@@ -235,3 +236,17 @@ def test_the_published_file_is_the_state_s_global(fleet: FakeFleet) -> None:
     head = fleet.store.head(MAIN)
     assert head.files[protocol.GLOBAL] == fleet.state.global_weights
     assert read_weights(fleet.store.fetch(head.files[protocol.GLOBAL], fleet.folder / "x"))
+
+
+def test_no_rule_reads_a_clock_of_another_machine(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wall clocks jump by an hour, forth and back; only logs show it."""
+    jumps = itertools.cycle([0.0, 3600.0, -3600.0])
+    monkeypatch.setattr(log.time, "time", lambda: 1e9 + next(jumps))
+    fleet.add_merger()
+    fleet.add_worker(0)
+    fleet.add_worker(1)
+    assert fleet.until_generation(4)
+    assert [len(s.accepted) for s in fleet.states()[1:]] == [2, 2, 2, 2]
+    expect_sound(fleet)
