@@ -1,0 +1,58 @@
+"""A worker's log: one JSON object a line, pushed with its contribution, read by `status`.
+
+The whole fleet is judged by these files and never by asking a machine (the report's rule i).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from diffurefill.fleet import protocol
+from diffurefill.store.base import Store
+
+MAX_LINES = 200
+"""Lines of history a log keeps: a few tens of kilobytes with every push."""
+
+
+class WorkerLog:
+    """Lines to push, each also said on the screen unless it is quiet."""
+
+    def __init__(self, worker: int, incarnation: str, report: Callable[[str], None]) -> None:
+        self._worker, self._incarnation, self._report = worker, incarnation, report
+        self._lines: list[str] = []
+
+    def continue_from(self, content: bytes) -> None:
+        """Keep what an earlier incarnation had logged."""
+        self._lines = content.decode().splitlines()
+
+    def note(self, phase: str, facts: dict[str, Any], *, quiet: bool = False) -> None:
+        # Wall time is for people: no rule of the fleet compares clocks of two machines.
+        record = {"time": time.time(), "incarnation": self._incarnation, "phase": phase, **facts}
+        self._lines = [*self._lines, json.dumps(record)][-MAX_LINES:]
+        if not quiet:
+            self._report(f"worker {self._worker}: {phase} {_plain(facts)}")
+
+    def content(self) -> bytes:
+        return ("\n".join(self._lines) + "\n").encode()
+
+
+def read_log(store: Store, worker: int) -> list[dict[str, Any]]:
+    """The records of a worker's pushed log, oldest first; empty when it has none."""
+    version = store.head(protocol.lane_of(worker))
+    path = protocol.worker_paths(worker).log
+    if version is None or path not in version.files:
+        return []
+    lines = store.read(version.ref(path)).decode().splitlines()
+    return [json.loads(line) for line in lines if line.strip()]
+
+
+def _plain(facts: dict[str, Any]) -> str:
+    """`gen 3, loss 4.21`: numbers short, nested facts left to the file."""
+    return ", ".join(
+        f"{k.replace('_', ' ')} {v:.4g}" if isinstance(v, float) else f"{k.replace('_', ' ')} {v}"
+        for k, v in facts.items()
+        if not isinstance(v, (dict, list))
+    )
