@@ -32,7 +32,7 @@ class Demo:
     """Where the run goes; a new folder below runs/ by default."""
     data: tuple[str, ...] = ()
     """Text to train on: paths, globs or python: (the default)."""
-    generations: int = 18
+    generations: int = 20
     """Generations to publish (at least 8)."""
     minutes: float = 5.5
     """Stop training after so long, but not before 8 generations."""

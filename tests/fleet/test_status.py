@@ -9,7 +9,8 @@ from rich.console import Console
 from diffurefill.config import UserError
 from diffurefill.fleet import start
 from diffurefill.fleet.log import MAX_LINES, WorkerLog, read_log
-from diffurefill.fleet.start import free_number
+from diffurefill.fleet.run import Fenced
+from diffurefill.fleet.start import free_number, join_freely
 from diffurefill.fleet.status import held_out_by_generation, status_tables, worker_statuses
 from diffurefill.store.base import NotFound
 from tests.fleet.fakes import FakeFleet, MemoryStore
@@ -71,6 +72,20 @@ def test_a_store_without_a_run_says_so() -> None:
 
 def test_a_new_worker_takes_an_unused_number(fleet: FakeFleet) -> None:
     assert free_number(fleet.run_for("new")) == 2
+
+
+def test_a_number_taken_at_the_same_moment_is_left_to_the_other(fleet: FakeFleet) -> None:
+    tried = []
+
+    def join(number: int) -> int:
+        tried.append(number)
+        if len(tried) == 1:  # somebody registers between the choice and our registration
+            fleet.add_worker(number)
+            raise Fenced("taken")
+        return number
+
+    assert join_freely(fleet.run_for("new"), join) == 3
+    assert tried == [2, 3]
 
 
 def test_when_all_numbers_are_used_the_longest_silent_one_is_taken(

@@ -17,6 +17,7 @@ PAGE_STYLE = (
     "td:last-child,th:last-child{text-align:left}"
     "pre{background:#f6f6f6;padding:.8em;white-space:pre-wrap;overflow-wrap:anywhere}"
     "svg{max-width:100%;height:auto}h2{margin-top:2em}"
+    ".dr p{font-family:ui-monospace,monospace;font-size:14px}"
 )
 
 

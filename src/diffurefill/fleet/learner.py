@@ -28,11 +28,12 @@ class TrainingLearner:
     def __init__(self, trainer: Trainer, probe: Probe) -> None:
         self._trainer, self._probe = trainer, probe.head(PROBE_ROWS)
         self._adopted_ce = float("nan")
-        self._has_trained = False
+        self._trained_ce: float | None = None
+        """CE of the weights as the last interval left them; None until one was completed."""
 
     def adopt(self, weights: Path, state: State) -> dict[str, Any]:
-        """Logs `adoption`: CE after loading the global minus CE before (not at the start)."""
-        before = self._ce() if self._has_trained else None
+        """Logs `adoption`: CE after loading the global minus CE before, after a full interval."""
+        before, self._trained_ce = self._trained_ce, None
         self._trainer.load_weights(load_weights(weights), step=state.step)
         cursor = state.cursor(self._trainer.slot)
         start = Position(cursor=Cursor.from_json(cursor), num_rows=0) if cursor else None
@@ -44,7 +45,6 @@ class TrainingLearner:
     def step(self, local_step: int) -> dict[str, Any]:
         began = time.perf_counter()
         metrics = self._trainer.take_step().metrics()
-        self._has_trained = True
         rate = metrics["tokens"] / max(time.perf_counter() - began, 1e-9)
         return {**metrics, "step": self._trainer.step, "tokens_per_second": rate}
 
@@ -64,7 +64,8 @@ class TrainingLearner:
 
     def finish(self) -> dict[str, Any]:
         """Drift: how far the local steps moved the probe before the merge. Memory in MB."""
-        drift = self._ce() - self._adopted_ce
+        self._trained_ce = self._ce()
+        drift = self._trained_ce - self._adopted_ce
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return {"drift": drift, **self._trainer.metrics.facts(), "peak_mb": peak}
 

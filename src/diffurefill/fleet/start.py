@@ -7,6 +7,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from diffurefill.config import UserError
 from diffurefill.data.documents import open_corpus
@@ -17,13 +18,14 @@ from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.learner import TrainingLearner
 from diffurefill.fleet.merger import Merger
 from diffurefill.fleet.protocol import State
-from diffurefill.fleet.run import Run, open_run
+from diffurefill.fleet.run import Fenced, Run, open_run
 from diffurefill.fleet.status import worker_statuses
 from diffurefill.fleet.worker import Worker
 from diffurefill.runtime import set_threads
 from diffurefill.train.loop import Trainer, require_corpus
 
 Report = Callable[[str], None]
+Joined = TypeVar("Joined")
 
 
 def start_worker(
@@ -37,13 +39,14 @@ def start_worker(
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
         corpus = open_corpus(config.data.sources, config.data.text_column)
         require_corpus(corpus, state.corpus_sha, uri)
-        if number is None:
-            number = free_number(run)
-        steps = config.fleet.local_steps
-        trainer = Trainer(config, corpus, tokenizer, slot=number, interval_steps=steps)
         probe = Probe.load(run.fetch(run.snapshot().version.ref(protocol.PROBE)))
-        learner = TrainingLearner(trainer, probe)
-        worker = Worker(run, number, learner, report=report)
+        steps = config.fleet.local_steps
+
+        def join(chosen: int) -> tuple[Worker, Trainer]:
+            trainer = Trainer(config, corpus, tokenizer, slot=chosen, interval_steps=steps)
+            return Worker(run, chosen, TrainingLearner(trainer, probe), report=report), trainer
+
+        worker, trainer = join_freely(run, join) if number is None else join(number)
         try:
             drive(worker.run(rounds))
         finally:
@@ -70,6 +73,15 @@ def drive(actor: Iterator[float]) -> None:
     for seconds in actor:
         if seconds > 0:
             time.sleep(seconds)
+
+
+def join_freely(run: Run, join: Callable[[int], Joined]) -> Joined:
+    """Join under a number nobody holds; again when another process took it at the same moment."""
+    while True:
+        try:
+            return join(free_number(run))
+        except Fenced:
+            continue
 
 
 def free_number(run: Run) -> int:

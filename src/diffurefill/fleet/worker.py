@@ -259,7 +259,9 @@ class Worker:
             if self._paths.manifest in head.files:
                 manifest = read_json(store, head, self._paths.manifest)
                 self._pending = protocol.contribution_from_json(manifest)
-                found += f" with its contribution to generation {self._pending.base_gen}"
+                if self._pending.base_gen == self._run.snapshot().state.gen:
+                    found += f" and its contribution to generation {self._pending.base_gen}, "
+                    found += "not merged yet: waiting for the merger"
             if self._paths.log in head.files:
                 self._log.continue_from(store.read(head.ref(self._paths.log)))
         self._registration = Registration(
