@@ -32,10 +32,10 @@ class Demo:
     """Where the run goes; a new folder below runs/ by default."""
     data: tuple[str, ...] = ()
     """Text to train on: paths, globs or python: (the default)."""
-    generations: int = 20
+    generations: int = 24
     """Generations to publish (at least 8)."""
-    minutes: float = 5.5
-    """Stop training after so long, but not before 8 generations."""
+    minutes: float = 6.0
+    """Stop training after so long, but not before 8 generations are there."""
 
     def run(self) -> int:
         from diffurefill.demo import run_demo
