@@ -79,9 +79,9 @@ def _decoder(facts: dict[str, Any]) -> list[str]:
 
 
 CHOICE = (
-    "The card's decoder is tuned for a far better model. For one this small the settings above were "
-    "chosen by eye and by the two columns below: a hot draft leaves broken words, a cold one repeats "
-    "itself. Doubled tokens: adjacent equal ids. Distinct-2: unique over all bigrams."
+    "The card's decoder is tuned for a far better model. For one this small the settings above "
+    "were chosen by eye and by the two columns below: a hot draft leaves broken words, a cold one "
+    "repeats itself. Doubled tokens are adjacent equal ids; distinct-2 is unique over all bigrams."
 )
 
 
