@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from diffurefill.runtime import machine_facts
+from diffurefill.runtime import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -17,21 +15,11 @@ ROOT = Path(__file__).resolve().parents[1]
 def report(name: str, figures: dict[str, Any], *, quick: bool) -> None:
     """Print `figures` as the last line; a full run also writes results/<name>.json."""
     if not quick:
-        record = {**figures, **provenance()}
+        script = Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix()
+        command = " ".join(["python", script, *sys.argv[1:]])
+        record = {**figures, **provenance(command)}
         (ROOT / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(figures))
-
-
-def provenance() -> dict[str, Any]:
-    """Command line, package version, commit and machine: what it takes to run it again."""
-    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
-    return {
-        "command": " ".join(["python", script.as_posix(), *sys.argv[1:]]),
-        "package_version": _package_version(),
-        "commit": _git("rev-parse", "HEAD"),
-        "uncommitted_changes": bool(_git("status", "--porcelain", "-uno", "--", "src", "bench")),
-        "machine": machine_facts(),
-    }
 
 
 def peak_mb() -> float:
@@ -51,17 +39,3 @@ def _status_mb(field: str) -> float:
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
     kilobytes = next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
     return round(kilobytes * 1024 / 1e6, 1)
-
-
-def _package_version() -> str | None:
-    try:
-        return version("diffurefill")
-    except PackageNotFoundError:
-        return None
-
-
-def _git(*arguments: str) -> str | None:
-    done = subprocess.run(
-        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -176,22 +176,28 @@ class Train:
         return 0
 
 
-@dataclass
-class Generate:
-    """Continue prompts by draft and refill."""
+@dataclass(kw_only=True)
+class _Writing:
+    """What generate and infill share."""
 
     model: Positional[str]
     """A run's store, or a folder made by `train`."""
-    prompt: Annotated[tuple[str, ...], UseAppendAction] = ()
-    """Text to continue; give it several times for several."""
-    num_tokens: int = 96
-    """Tokens to write."""
     decode: str | None = None
     """A decode preset (decode-card, decode-left-to-right ...); the run's own by default."""
     weights: Weights = "ema"
     seed: int = 0
     watch: bool = False
     """Show the canvas pass by pass."""
+
+
+@dataclass(kw_only=True)
+class Generate(_Writing):
+    """Continue prompts by draft and refill."""
+
+    prompt: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """Text to continue; give it several times for several."""
+    num_tokens: int = 96
+    """Tokens to write."""
 
     def run(self) -> int:
         from diffurefill.fleet.loading import load
@@ -206,20 +212,12 @@ class Generate:
         return 0
 
 
-@dataclass
-class Infill:
+@dataclass(kw_only=True)
+class Infill(_Writing):
     """Fill gaps anywhere in a text, both sides in view."""
 
-    model: Positional[str]
-    """A run's store, or a folder made by `train`."""
     text: str
     """The text, with [MASK*12] where 12 tokens are to be filled; any number of gaps."""
-    decode: str | None = None
-    """A decode preset; the run's own by default."""
-    weights: Weights = "ema"
-    seed: int = 0
-    watch: bool = False
-    """Show the canvas pass by pass."""
 
     def run(self) -> int:
         from diffurefill.fleet.loading import load

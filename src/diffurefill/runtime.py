@@ -70,6 +70,35 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def provenance(command: str) -> dict[str, Any]:
+    """What a result file says of how to make it again: command, version, commit, machine."""
+    from diffurefill import __version__
+
+    changes = _git("status", "--porcelain", "-uno", "--", "src", "bench")
+    return {
+        "command": command,
+        "package_version": __version__,
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(changes),
+        "machine": machine_facts(),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    """Output of git in the package's checkout; None for an installed package or without git."""
+    import subprocess
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
 def doctor() -> dict[str, str]:
     """What this machine offers to a worker, one line each, for `diffurefill doctor`."""
     import shutil

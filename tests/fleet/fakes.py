@@ -265,6 +265,9 @@ class FrozenHead:
     def freeze(self) -> None:
         self._frozen = self._store.head(MAIN)
 
+    def thaw(self) -> None:
+        self._frozen = None
+
     def head(self, lane: str = MAIN) -> Version | None:
         return self._frozen if self._frozen and lane == MAIN else self._store.head(lane)
 

@@ -126,6 +126,11 @@ def test_work_on_an_old_global_is_rejected_even_when_the_hub_hid_the_new_one(
     assert fleet.until_generation(fleet.state.gen + 2)
     assert all(c.worker != 1 for c in fleet.accepted())
     assert any("rejected worker 1, contribution 1: stale_base" in s for s in fleet.said)
+    recorded = [r for state in fleet.states() for r in state.rejected]
+    assert [(r.worker, r.reason) for r in recorded] == [(1, "stale_base")]
+    hub.thaw()
+    told = "worker 1: rejected gen 0, seq 1, lost steps 4, reason stale_base"
+    assert fleet.run_until(lambda: told in fleet.said, seconds=200)
     expect_sound(fleet)
 
 
@@ -175,11 +180,13 @@ def test_a_damaged_payload_is_rejected_and_its_worker_learns_of_it(fleet: FakeFl
     payload = fleet.store.head("w-00").files["ckpt_w00.safetensors"]
     fleet.store.blobs[payload.sha256] = b"{}"
     fleet.add_merger()
-    # The fake's rows are numbered, so the repeated interval would have the same digest.
     fleet.run_until(lambda: bool(fleet.state.rejected), seconds=100)
     assert [(r.worker, r.reason) for r in fleet.state.rejected] == [(0, "corrupt")]
     fleet.run_until(lambda: any("worker 0: rejected" in s for s in fleet.said), seconds=100)
     assert any("reason corrupt" in s for s in fleet.said)
+    assert fleet.until_generation(1, seconds=100)
+    assert [(r.worker, r.reason) for r in fleet.state.rejected] == [(0, "corrupt")]
+    assert [c.seq for c in fleet.state.accepted] == [2]
 
 
 def test_a_merger_that_died_before_the_ema_leaves_it_to_its_successor(fleet: FakeFleet) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diffurefill import __version__
 from diffurefill.config import RunConfig, UserError, load_preset
 from diffurefill.decode.viewer import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
@@ -26,7 +25,7 @@ from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.create import create_run
 from diffurefill.fleet.loading import LoadedModel, load_from_run
 from diffurefill.fleet.run import Run, open_run, read_state
-from diffurefill.runtime import machine_facts, set_threads
+from diffurefill.runtime import provenance, set_threads
 from diffurefill.store.base import MAIN, Ref
 from diffurefill.train.checkpoint import load_weights
 
@@ -62,10 +61,10 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
             **_story_facts(story, curves, audit, began),
             **_model_facts(model, best, config),
             "samples": [w.to_json() for w in written],
-            "command": " ".join(["diffurefill", *sys.argv[1:]]),
-            "version": __version__,
             "run_id": state.run_id,
-            "machine": machine_facts(),
+            "config_digest": state.config_sha,
+            "seed": config.seed,
+            **provenance(" ".join(["diffurefill", *sys.argv[1:]])),
         }
     _show(model, written)
     facts["seconds"] = round(time.monotonic() - began, 1)

@@ -56,8 +56,8 @@ class Round:
     """What has been seen of the generation being collected. Times on this process's own clock."""
 
     eligible: dict[int, tuple[Contribution, Path]] = field(default_factory=dict)
-    late: dict[tuple[int, str, int], Rejected] = field(default_factory=dict)
-    """Rejections that hold nobody up (stale ones); they ride in the next publish."""
+    rejected: dict[tuple[int, str, int], Rejected] = field(default_factory=dict)
+    """By identity. The next generation's record names them all."""
     recovering: bool = False
     """The first round of a merger, which leftovers of a dead fleet may close (`num_needed`)."""
     grace_since: float | None = None
@@ -185,9 +185,8 @@ class Merger:
             reason=verdict,
         )
         self._report(f"merger: rejected worker {worker}, contribution {c.seq}: {verdict}")
-        if verdict == "stale_base":
-            collected.late[rejected.identity] = rejected
-        else:  # its worker waits for a decision: tell it now
+        collected.rejected[rejected.identity] = rejected
+        if verdict != "stale_base":  # its worker waits for a decision: tell it now
             self._publish(protocol.with_rejected(state, [rejected]), {})
 
     def _read_lane(self, lane: str, version: Version) -> tuple[Contribution, Registration] | None:
@@ -246,7 +245,10 @@ class Merger:
         self._averager.mean(base, [(payloads[c.identity], float(c.tokens)) for c in accepted], dest)
         ref = self._keep(dest)
         following = protocol.advanced(
-            state, accepted=accepted, rejected=list(collected.late.values()), global_weights=ref
+            state,
+            accepted=accepted,
+            rejected=list(collected.rejected.values()),
+            global_weights=ref,
         )
         self._on_event("averaged", following)
         record = protocol.round_record(following, state.global_weights)

@@ -116,10 +116,12 @@ class Average:
 
 @dataclass(frozen=True, kw_only=True)
 class Decided:
-    """The last contribution of a worker that was accepted or rejected."""
+    """What became of a worker's last contribution."""
 
     incarnation: str
     seq: int
+    reason: str | None = None
+    """Why it was rejected; None when it was accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,10 +265,11 @@ def claimed(state: State, merger_id: str) -> State:
 def _decide(
     roster: Mapping[str, Decided], records: Sequence[Contribution | Rejected]
 ) -> dict[str, Decided]:
-    return {
-        **roster,
-        **{str(r.worker): Decided(incarnation=r.incarnation, seq=r.seq) for r in records},
-    }
+    def decided(r: Contribution | Rejected) -> Decided:
+        reason = r.reason if isinstance(r, Rejected) else None
+        return Decided(incarnation=r.incarnation, seq=r.seq, reason=reason)
+
+    return {**roster, **{str(r.worker): decided(r) for r in records}}
 
 
 def with_rejected(state: State, rejected: Sequence[Rejected]) -> State:

@@ -78,7 +78,7 @@ def status_tables(store: Store) -> list[Table]:
     for w in worker_statuses(store, time.time()):
         workers.add_row(
             str(w.worker), w.incarnation[:8], w.phase, str(w.last.get("gen", "-")),
-            str(w.last.get("step", "-")), _number(w.last.get("loss")),
+            str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
             _number(w.last.get("tokens_per_second"), ",.0f"), f"{w.age_seconds:,.0f} s",
         )  # fmt: skip
     generations = Table(title="held-out CE by generation")

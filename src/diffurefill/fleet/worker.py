@@ -132,10 +132,14 @@ class Worker:
         c = self._pending
         if c is None:
             return False
-        if protocol.judge(c, state, self._registration, self._learner.codec) == "eligible":
+        verdict = protocol.judge(c, state, self._registration, self._learner.codec)
+        if verdict == "eligible":
             return True
-        for reason in (r.reason for r in state.rejected if r.identity == c.identity):
-            self._log.note("rejected", {"gen": c.base_gen, "seq": c.seq, "reason": reason})
+        about = {"gen": c.base_gen, "seq": c.seq, "lost_steps": c.steps}
+        if verdict != "decided":  # the next global was made without it
+            self._log.note("late", {**about, "newer_gen": state.gen})
+        elif reason := state.roster[str(c.worker)].reason:
+            self._log.note("rejected", {**about, "reason": reason})
         self._pending = None
         return False
 
