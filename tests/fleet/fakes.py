@@ -30,6 +30,8 @@ from diffurefill.store.base import (
     Ref,
     Store,
     Version,
+    check_lane,
+    check_path,
     dump_json,
     new_nonce,
     sha256_file,
@@ -61,6 +63,7 @@ class MemoryStore:
         return sorted(self.versions)
 
     def head(self, lane: str = MAIN) -> Version | None:
+        check_lane(lane)
         return self.versions[lane][-1] if lane in self.versions else None
 
     def poll(self, lanes: list[str]) -> dict[str, str | None]:
@@ -81,8 +84,10 @@ class MemoryStore:
         nonce: str | None = None,
     ) -> Version:
         head = self.head(lane)
-        if (head.id if head else None) != (expect.id if expect else None):
+        if (head and (head.id, head.nonce)) != (expect and (expect.id, expect.nonce)):
             raise Conflict(f"lane {lane} is at {head.id if head else None}")
+        for path in changes:
+            check_path(path)
         files = dict(head.files) if head else {}
         for path, change in changes.items():
             if change is None:
@@ -92,12 +97,15 @@ class MemoryStore:
                 digest = hashlib.sha256(change).hexdigest()
                 self.blobs[digest] = change
                 change = Ref(digest, len(change))
+            if change.sha256 not in self.blobs:
+                raise NotFound(f"{path} was never staged")
             files[path] = change
         version = Version(lane, str(int(head.id) + 1 if head else 1), nonce or new_nonce(), files)
         self.versions.setdefault(lane, []).append(version)
         return version
 
     def fetch(self, ref: Ref, dest: Path) -> Path:
+        dest.parent.mkdir(parents=True, exist_ok=True)
         dest.write_bytes(self.read(ref))
         return dest
 

@@ -6,10 +6,17 @@ import pytest
 
 from diffurefill.store.base import Store
 from diffurefill.store.folder import FolderStore
+from tests.fleet.fakes import MemoryStore
 
 
-@pytest.fixture(params=["folder"])
+@pytest.fixture(params=["folder", "memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store of the backend `request.param`; its `uri` opens in another process too."""
-    makers = {"folder": lambda: FolderStore(tmp_path / "run", create=True)}
+    """An empty store. `memory` is the fake of the fleet tests: it must not promise less."""
+    makers = {"folder": lambda: FolderStore(tmp_path / "run", create=True), "memory": MemoryStore}
     return makers[request.param]()
+
+
+@pytest.fixture
+def shared_store(tmp_path: Path) -> Store:
+    """An empty store that other processes open by its `uri`."""
+    return FolderStore(tmp_path / "run", create=True)

@@ -179,38 +179,38 @@ def test_any_sequence_of_publishes_agrees_with_a_plain_dictionary(
         assert stored == contents
 
 
-def test_racing_processes_lose_no_update_and_leave_no_gap(store: Store) -> None:
-    processes = [start_writer(store, f"p{i}", times=12) for i in range(8)]
+def test_racing_processes_lose_no_update_and_leave_no_gap(shared_store: Store) -> None:
+    processes = [start_writer(shared_store, f"p{i}", times=12) for i in range(8)]
     for process in processes:
         process.communicate(timeout=120)
     assert [process.returncode for process in processes] == [0] * 8
-    assert writers.count(store) == 8 * 12
-    assert len(ids(store, writers.LANE)) == 8 * 12
-    head = store.head(writers.LANE)
+    assert writers.count(shared_store) == 8 * 12
+    assert len(ids(shared_store, writers.LANE)) == 8 * 12
+    head = shared_store.head(writers.LANE)
     assert head is not None
     assert {f"by/p{i}" for i in range(8)} <= set(head.files)
-    assert_lane_is_whole(store, writers.LANE)
+    assert_lane_is_whole(shared_store, writers.LANE)
 
 
-def test_killed_writers_leave_a_lane_that_can_be_read_and_written(store: Store) -> None:
+def test_killed_writers_leave_a_lane_that_can_be_read_and_written(shared_store: Store) -> None:
     """SIGKILL at random moments, while a second writer goes on."""
     chance = random.Random(7)
     for i in range(6):
-        steady = start_writer(store, f"steady{i}", times=4)
-        doomed = start_writer(store, f"doomed{i}", times=0)
+        steady = start_writer(shared_store, f"steady{i}", times=4)
+        doomed = start_writer(shared_store, f"doomed{i}", times=0)
         assert doomed.stdout is not None
         assert doomed.stdout.readline() == "ready\n"
         # Kill it some way into its work: after so many more versions, whoever made them.
-        target = writers.count(store) + chance.randrange(1, 10)
-        while writers.count(store) < target:
+        target = writers.count(shared_store) + chance.randrange(1, 10)
+        while writers.count(shared_store) < target:
             pass
         doomed.kill()
         doomed.communicate()
         steady.communicate(timeout=60)
         assert steady.returncode == 0
-        assert writers.count(store) == len(ids(store, writers.LANE))
-    assert_lane_is_whole(store, writers.LANE)
-    writers.increment(open_store(store.uri), "after")
+        assert writers.count(shared_store) == len(ids(shared_store, writers.LANE))
+    assert_lane_is_whole(shared_store, writers.LANE)
+    writers.increment(open_store(shared_store.uri), "after")
 
 
 # --- unknown outcomes ---

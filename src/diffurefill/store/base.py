@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from diffurefill.config import UserError
@@ -156,6 +157,25 @@ class Store(Protocol):
     def history(self, lane: str) -> Iterator[Version]:
         """Every version still kept, oldest first."""
         ...
+
+
+_LANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+
+
+def is_lane(name: str) -> bool:
+    """Whether `name` may name a lane on every backend (a folder, a branch, a key)."""
+    return _LANE.fullmatch(name) is not None
+
+
+def check_lane(name: str) -> None:
+    if not is_lane(name):
+        raise UserError(f"lane name {name!r}: use letters, digits and - only")
+
+
+def check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if "/".join(parts) != path or not parts or ".." in parts or "\\" in path or path[0] == "/":
+        raise UserError(f"path {path!r}: use a plain relative path such as log/w-01.jsonl")
 
 
 def new_nonce() -> str:

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import BinaryIO
 
 from diffurefill.config import UserError
@@ -33,7 +33,10 @@ from diffurefill.store.base import (
     Ref,
     Unknown,
     Version,
+    check_lane,
+    check_path,
     dump_json,
+    is_lane,
     new_nonce,
 )
 from diffurefill.store.durable import (
@@ -50,7 +53,6 @@ from diffurefill.store.selftest import prove_conditional_writes
 BLOCK_BYTES = 1 << 20
 SELFTEST_LANE = "selftest"
 STALE_TMP_SECONDS = 86_400.0
-_LANE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
 class FolderStore:
@@ -81,7 +83,7 @@ class FolderStore:
     def lanes(self) -> list[str]:
         with os_errors_as_denied():
             names = sorted(path.name for path in (self.root / "lanes").iterdir())
-        ours = [n for n in names if _LANE.fullmatch(n) and not n.startswith(SELFTEST_LANE)]
+        ours = [n for n in names if is_lane(n) and not n.startswith(SELFTEST_LANE)]
         return [name for name in ours if self._head_number(name)]
 
     def head(self, lane: str = MAIN) -> Version | None:
@@ -105,7 +107,7 @@ class FolderStore:
         nonce: str | None = None,
     ) -> Version:
         for path in changes:
-            _check_path(path)
+            check_path(path)
         files = dict(self._files_at_head(lane, expect))
         with os_errors_as_denied():
             for path, change in changes.items():
@@ -158,7 +160,7 @@ class FolderStore:
 
     def _head_number(self, lane: str) -> int:
         """The last number of the gapless sequence; 0 for a lane nobody has written."""
-        _check_lane(lane)
+        check_lane(lane)
         with os_errors_as_denied():
             try:
                 number = int((self.root / "lanes" / lane / "HEAD").read_text("ascii"))
@@ -272,17 +274,6 @@ class FolderStore:
 
 
 # --- helpers ---
-
-
-def _check_lane(lane: str) -> None:
-    if not _LANE.fullmatch(lane):
-        raise UserError(f"lane name {lane!r}: use letters, digits and - only")
-
-
-def _check_path(path: str) -> None:
-    parts = PurePosixPath(path).parts
-    if "/".join(parts) != path or not parts or ".." in parts or "\\" in path or path[0] == "/":
-        raise UserError(f"path {path!r}: use a plain relative path such as log/w-01.jsonl")
 
 
 def _link(tmp: Path, path: Path) -> None:
