@@ -11,7 +11,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DiffuRefill needs Python 3.11 or newer; set PYTHON=python3.12, say")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	touch $@
+	@touch $@
 
 demo: $(VENV)/ready
 	$(BIN)/diffurefill demo $(if $(DATA),--data $(DATA)) $(DEMO_FLAGS)

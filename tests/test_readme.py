@@ -1,0 +1,56 @@
+"""The README tells the truth: its commands parse, its files exist, its figures are results."""
+
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from diffurefill.cli import COMMANDS, parse
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def commands() -> list[str]:
+    lines = [line.split("  #")[0].strip() for line in README.splitlines()]
+    return [line for line in lines if line.startswith("diffurefill ")]
+
+
+@pytest.mark.parametrize("line", commands())
+def test_a_command_in_the_readme_parses(line: str) -> None:
+    parse(shlex.split(line)[1:])
+
+
+def test_every_command_but_doctor_and_demo_is_shown() -> None:
+    shown = {line.split()[1] for line in commands()}
+    assert set(COMMANDS) - shown <= {"doctor", "demo"}
+
+
+def test_every_file_the_readme_names_exists_and_every_room_is_named() -> None:
+    house = README.split("## The house")[1].split("```")[1]
+    package = ROOT / "src" / "diffurefill"
+    present = {path.name for path in package.rglob("*.py")}
+    named = set(re.findall(r"[\w]+\.py", house))
+    assert named <= present
+    rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
+    assert all(f"{room}/" in house for room in rooms)
+    unnamed = present - named - {"__init__.py", "__main__.py"}
+    demo = {path.name for path in (package / "demo").glob("*.py")}
+    assert unnamed <= demo, f"the README's tree lacks {unnamed - demo}"
+
+
+def test_the_figures_are_those_of_the_result_files() -> None:
+    path = ROOT / "docs" / "render.py"
+    spec = importlib.util.spec_from_file_location("render", path)
+    assert spec is not None
+    assert spec.loader is not None
+    render = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(render)
+    assert render.rendered(README) == README, "run `python docs/render.py`"
+
+
+def test_links_to_files_of_the_repository_hold() -> None:
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
