@@ -40,12 +40,12 @@ def line_chart(
     for x in _ticks(x0, x1):
         px, py = at(x, y0)
         parts.append(_text(px, py + 16, f"{x:g}", "middle"))
-    for x, label in marks:
+    for i, (x, label) in enumerate(marks):
         (px, top), (_, bottom) = at(x, y1), at(x, y0)
         parts.append(
             f'<path d="M{px:.1f} {top:.1f}V{bottom:.1f}" stroke="#999" stroke-dasharray="4 3"/>'
         )
-        parts.append(_text(px + 4, top + 12, label, "start"))
+        parts.append(_text(px + 4, top + 12 + 14 * i, label, "start"))  # stepped: none overlap
     for i, (name, line) in enumerate(series.items()):
         colour = COLOURS[i % len(COLOURS)]
         path = " ".join(f"{px:.1f},{py:.1f}" for px, py in (at(x, y) for x, y in line))

@@ -15,7 +15,7 @@ from diffurefill.fleet.loading import LoadedModel
 PYTHON_PROMPTS = ("def read_lines(path, ", "class Parser(", "import os\nimport sys\n\n\ndef ")
 PYTHON_INFILL = (
     "def count_words(text):\n    counts = {}\n    for word in text.split():\n"
-    "[MASK*16]\n    return counts\n"
+    "        [MASK*14]\n    return counts\n"
 )
 NUM_TOKENS = 80
 NUM_SAMPLES = 32
