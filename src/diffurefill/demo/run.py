@@ -171,7 +171,7 @@ def _close(facts: dict[str, Any], folder: Path, say: Callable[[str], None]) -> N
         f"{facts['generations']} generations and {facts['kills']} kills; audit: {facts['audit']}"
     )
     say(f"report: {folder / 'report.html'}   facts: {folder / 'demo.json'}")
-    say(f"next: diffurefill generate {folder} --prompt 'def main(' --watch")
+    say(f"next: diffurefill generate {folder} --watch")
 
 
 def _table(facts: dict[str, Any]) -> Table:
