@@ -36,6 +36,14 @@ def test_the_digest_changes_with_any_field() -> None:
         ("[optim]\nbetas = [0.9]", "optim.betas needs 2 values, not 1"),
         ("[model]\nwidth = 100\nheads = 3", "model.width 100 must be a multiple"),
         ("[[decode.stages]]\nremask_fraction = 0.2", "first decode stage must be a draft"),
+        (
+            "[[decode.stages]]\n[[decode.stages]]\nremask_fraction = 0.2\ntokens_per_pass = 3",
+            "redoes m",
+        ),
+        ("[[decode.stages]]\nnum_passes = 0", "needs tokens_per_pass"),
+        ("[model]\nheads = 0", "sizes must be positive"),
+        ("[optim]\npeak_lr = []", "must start with a pair"),
+        ("[optim]\ntail_from_step = 300000", "tail_from_step must lie"),
         ("[model\n", "not valid TOML"),
     ],
 )

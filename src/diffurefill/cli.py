@@ -18,7 +18,15 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
-from diffurefill.config import RunConfig, UserError, load_file, load_preset, preset_names
+from diffurefill.config import (
+    RunConfig,
+    UserError,
+    dumps,
+    load_file,
+    load_preset,
+    preset_names,
+    with_sources,
+)
 from diffurefill.store.base import Denied, StoreError
 
 Weights = Literal["ema", "global"]
@@ -280,14 +288,8 @@ COMMANDS: dict[str, type[Any]] = {
 
 
 def resolved(settings: RunConfig, data: Sequence[str]) -> RunConfig:
-    """The configuration with --data laid over it and local paths made absolute, printed."""
-    from dataclasses import replace
-
-    from diffurefill.config import dumps
-
-    sources = tuple(data) or settings.data.sources
-    sources = tuple(s if s == "python:" else str(Path(s).absolute()) for s in sources)
-    settings = replace(settings, data=replace(settings.data, sources=sources))
+    """The configuration with --data laid over it, printed."""
+    settings = with_sources(settings, data)
     say(dumps(settings))
     return settings
 

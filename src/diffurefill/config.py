@@ -14,7 +14,8 @@ import json
 import tomllib
 import types
 import typing
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -45,18 +46,13 @@ class ModelConfig:
     """True makes the autoregressive twin: same parameters, causal attention."""
 
     def __post_init__(self) -> None:
+        width, heads = self.width, self.heads
+        sizes = (self.vocab_size, width, self.layers, heads, self.ffn_width)
+        _require(min(sizes) > 0, "model sizes must be positive")
         _require(
-            self.width % self.heads == 0,
-            f"model.width {self.width} must be a multiple of model.heads {self.heads}",
+            width % heads == 0, f"model.width {width} must be a multiple of model.heads {heads}"
         )
-        _require(
-            (self.width // self.heads) % 2 == 0,
-            "model.width / model.heads must be even: rotary positions pair dimensions",
-        )
-        _require(
-            min(self.vocab_size, self.width, self.layers, self.heads, self.ffn_width) > 0,
-            "model sizes must be positive",
-        )
+        _require(width // heads % 2 == 0, "model.width / model.heads must be even for rotary pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,23 +125,13 @@ class OptimConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        _require(
-            bool(self.peak_lr) and self.peak_lr[0][0] == 0,
-            "optim.peak_lr must start with a pair [0, rate]",
-        )
-        _require(
-            list(self.peak_lr) == sorted(self.peak_lr),
-            "optim.peak_lr pairs must be ordered by step",
-        )
-        _require(
-            0 <= self.warmup_steps < self.total_steps,
-            "optim.warmup_steps must be below optim.total_steps",
-        )
-        tail = self.tail_from_step
-        _require(
-            tail is None or self.warmup_steps <= tail < self.total_steps,
-            "optim.tail_from_step must lie between warm-up and total_steps",
-        )
+        steps = [step for step, _ in self.peak_lr]
+        _require(steps[:1] == [0], "optim.peak_lr must start with a pair [0, rate]")
+        _require(steps == sorted(steps), "optim.peak_lr pairs must be ordered by step")
+        warmup, total = self.warmup_steps, self.total_steps
+        _require(0 <= warmup < total, "optim.warmup_steps must be below optim.total_steps")
+        tail = warmup if self.tail_from_step is None else self.tail_from_step
+        _require(warmup <= tail < total, "optim.tail_from_step must lie in [warmup, total) steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,10 +170,8 @@ class FleetConfig:
         _require(self.local_steps >= 1, "fleet.local_steps must be at least 1")
         _require(self.min_fresh >= 1, "fleet.min_fresh must be at least 1")
         _require(0.0 <= self.ema_decay < 1.0, "fleet.ema_decay must lie in [0, 1)")
-        _require(
-            self.grace_seconds >= 0 and self.poll_seconds > 0 and self.log_seconds > 0,
-            "fleet times must be positive",
-        )
+        shortest = min(self.poll_seconds, self.log_seconds, self.live_seconds)
+        _require(self.grace_seconds >= 0 and shortest > 0, "fleet times must be positive")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,10 +185,8 @@ class ProbeConfig:
 
     def __post_init__(self) -> None:
         _require(self.num_rows >= 1, "probe.num_rows must be at least 1")
-        _require(
-            all(0 < r < 1 for r in (*self.mask_rates, self.decoding_mask_rate)),
-            "probe mask rates must lie in (0, 1)",
-        )
+        rates = (*self.mask_rates, self.decoding_mask_rate)
+        _require(all(0 < rate < 1 for rate in rates), "probe mask rates must lie in (0, 1)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +194,7 @@ class Stage:
     """One stage of decoding: draft, refill, left-to-right and n-per-pass are values of this."""
 
     num_passes: int = 12
-    """Forward passes; 0 means as many as it takes (with `tokens_per_pass`)."""
+    """Forward passes. 0: a draft takes as many as `tokens_per_pass` needs, a refill none."""
     remask_fraction: float = 0.0
     """0: fill what is masked, by quota. Above 0: each pass re-masks this share of the fillable
     positions, the least sure ones, and fills them all again."""
@@ -238,25 +220,16 @@ class Stage:
         _require(min(self.temperature) >= 0.0, "a stage's temperature must not be negative")
         _require(0.0 <= self.min_p < 1.0, "a stage's min_p must lie in [0, 1)")
         _require(self.commit_gap >= 1, "a stage's commit_gap must be at least 1")
-        tokens = self.tokens_per_pass
-        _require(tokens is None or tokens >= 1, "a stage's tokens_per_pass must be at least 1")
-        _require(
-            self.num_passes > 0 or tokens is not None,
-            "a stage with num_passes 0 needs tokens_per_pass",
-        )
+        counted, refills = self.tokens_per_pass is not None, self.remask_fraction > 0
+        _require((self.tokens_per_pass or 1) >= 1, "a stage's tokens_per_pass must be at least 1")
+        endless = self.num_passes == 0 and not refills
+        _require(counted or not endless, "a draft with num_passes 0 needs tokens_per_pass")
+        _require(not (refills and counted), "a refill stage has no tokens_per_pass: it redoes m")
 
 
-DRAFT = Stage(
-    num_passes=12, temperature=(2.2, 0.9), order_noise=2.5, commit_gap=2, neighbour_ban=6.0
-)
-REFILL = Stage(
-    num_passes=8,
-    remask_fraction=0.2,
-    temperature=(0.8, 0.8),
-    min_p=0.1,
-    commit_gap=2,
-    neighbour_ban=6.0,
-)
+_APART = Stage(commit_gap=2, neighbour_ban=6.0)
+DRAFT = replace(_APART, num_passes=12, temperature=(2.2, 0.9), order_noise=2.5)
+REFILL = replace(_APART, num_passes=8, remask_fraction=0.2, temperature=(0.8, 0.8), min_p=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +282,7 @@ def merge(base: Any, changes: dict[str, Any], where: str = "") -> Any:
             new[key] = merge(current, value, f"{name}.")
         else:
             new[key] = _convert(value, hints[key], name)
-    return dataclasses.replace(base, **new)
+    return replace(base, **new)
 
 
 def _convert(value: Any, hint: Any, name: str) -> Any:
@@ -364,6 +337,14 @@ def load_file(path: str | Path, base: RunConfig) -> RunConfig:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the config {path}: {error}") from None
     return loads(text, base, where=str(path))
+
+
+def with_sources(config: RunConfig, sources: Sequence[str]) -> RunConfig:
+    """`config` reading `sources` (its own where empty), local paths made absolute: a run's
+    configuration must mean the same from any folder."""
+    chosen = sources or config.data.sources
+    absolute = tuple(s if s == "python:" else str(Path(s).absolute()) for s in chosen)
+    return replace(config, data=replace(config.data, sources=absolute))
 
 
 def loads(text: str, base: RunConfig, where: str = "config") -> RunConfig:

@@ -107,7 +107,7 @@ def test_passes_are_counted_or_endless():
     assert list(schedule.pass_indices(REFILL)) == list(range(8))
     endless = schedule.pass_indices(Stage(num_passes=0, tokens_per_pass=1))
     assert list(itertools.islice(endless, 3)) == [0, 1, 2]
-    no_refill = Stage(num_passes=0, tokens_per_pass=1, remask_fraction=0.2)
+    no_refill = Stage(num_passes=0, remask_fraction=0.2)
     assert list(schedule.pass_indices(no_refill)) == []
 
 

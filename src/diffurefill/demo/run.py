@@ -7,14 +7,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from diffurefill.config import RunConfig, UserError, load_preset
+from diffurefill.config import RunConfig, UserError, load_preset, with_sources
 from diffurefill.decode.viewer import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
 from diffurefill.demo.report import generation_rows, write_reports
@@ -29,8 +29,6 @@ from diffurefill.runtime import provenance, set_threads
 from diffurefill.store.base import MAIN, Ref
 from diffurefill.train.checkpoint import load_weights
 
-DRAFT_ONLY = "draft only"
-
 
 def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes: float) -> int:
     """The whole demo; returns 0 when the audit is sound."""
@@ -41,7 +39,7 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
         print(f"{seconds // 60:3d}:{seconds % 60:02d}  {line}", flush=True)
 
     folder = _new_folder(folder)
-    config = _config(data)
+    config = with_sources(load_preset("demo"), data)
     is_python = config.data.sources == ("python:",)
     with tempfile.TemporaryDirectory(prefix="diffurefill-") as work:
         state = create_run(str(folder), config, Path(work), say)
@@ -58,7 +56,7 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
         model = load_from_run(run, best)
         written = write_samples(model, is_python=is_python)
         facts = {
-            **_story_facts(story, curves, audit, began),
+            **_story_facts(story, curves, audit),
             **_model_facts(model, best, config),
             "samples": [w.to_json() for w in written],
             "run_id": state.run_id,
@@ -81,12 +79,6 @@ def _new_folder(folder: Path | None) -> Path:
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: give the demo a new folder")
     return folder
-
-
-def _config(data: Sequence[str]) -> RunConfig:
-    config = load_preset("demo")
-    sources = tuple(s if s == "python:" else str(Path(s).absolute()) for s in data)
-    return replace(config, data=replace(config.data, sources=sources or config.data.sources))
 
 
 def _published(run: Run) -> Iterator[tuple[str, int, Ref]]:
@@ -116,7 +108,7 @@ def _held_out_curves(run: Run, model: LoadedModel) -> dict[str, list[tuple[int, 
 
 
 def _story_facts(
-    story: FleetStory, curves: dict[str, list[tuple[int, float]]], audit: Audit, began: float
+    story: FleetStory, curves: dict[str, list[tuple[int, float]]], audit: Audit
 ) -> dict[str, Any]:
     by_gen = dict(curves["global"])
     rows = [{**row, "held_out_ce": by_gen[row["generation"]]} for row in story.generations]
@@ -144,7 +136,7 @@ def _model_facts(model: LoadedModel, kind: str, config: RunConfig) -> dict[str, 
         "parameters": sum(p.numel() for p in model.denoiser.parameters()),
         "decode": [asdict(stage) for stage in stages],
         "repeats": {
-            DRAFT_ONLY: repeats(model, stages[:1]),
+            "draft only": repeats(model, stages[:1]),
             "draft and refill": repeats(model, stages),
             "the card's draft and refill": repeats(model, card),
             "real held-out text": held_out_repeats(model),
