@@ -11,11 +11,13 @@ from diffurefill.config import UserError
 from diffurefill.fleet import log, protocol
 from diffurefill.fleet.audit import audit_run
 from diffurefill.fleet.run import Fenced
+from diffurefill.fleet.worker import Worker
 from diffurefill.store.base import MAIN
 from tests.fleet.fakes import (
     FLEET,
     FakeAverager,
     FakeFleet,
+    FakeLearner,
     FrozenHead,
     MemoryStore,
     read_weights,
@@ -234,6 +236,46 @@ def test_a_lane_that_cannot_be_read_never_stops_the_merger(fleet: FakeFleet) -> 
     fleet.store.publish("w-05", {"ckpt_w05.json": b"not json", "reg_w05.json": b"{}"}, expect=None)
     assert fleet.until_generation(2, seconds=500)
     assert any("lane w-05 cannot be read" in line for line in fleet.said)
+
+
+def test_a_worker_of_another_version_stops_with_advice(fleet: FakeFleet) -> None:
+    fleet.add_merger()
+    fleet.add_worker(0).codec = "from the future"
+    with pytest.raises(UserError, match="version of diffurefill"):
+        fleet.run_until(lambda: False, seconds=200)
+    assert [(r.worker, r.reason) for r in fleet.state.rejected] == [(0, "codec")]
+
+
+def test_files_of_another_worker_on_a_lane_count_for_nobody(fleet: FakeFleet) -> None:
+    fleet.add_worker(0)
+    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    lane = fleet.store.head("w-00").files
+    copied = {"ckpt_w01.json": lane["ckpt_w00.json"], "reg_w01.json": lane["reg_w00.json"]}
+    fleet.store.publish("w-01", copied, expect=None)
+    fleet.add_merger()
+    assert fleet.until_generation(1, seconds=300)
+    assert len(fleet.accepted()) == 1
+    assert any("lane w-01 cannot be read" in line for line in fleet.said)
+
+
+def test_a_payload_that_is_gone_is_rejected(fleet: FakeFleet) -> None:
+    fleet.add_worker(0)
+    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    del fleet.store.blobs[fleet.store.head("w-00").files["ckpt_w00.safetensors"].sha256]
+    fleet.add_merger()
+    assert fleet.until_generation(1, seconds=300)
+    assert [(r.worker, r.reason) for r in fleet.state.rejected] == [(0, "corrupt")]
+
+
+def test_rounds_are_counted_by_what_was_merged(fleet: FakeFleet) -> None:
+    fleet.add_merger()
+    run = fleet.run_for("w0")
+    learner = FakeLearner(0, nan_intervals=1)
+    worker = Worker(run, 0, learner, clock=fleet.clock, report=fleet.said.append)
+    fleet.add("w0", worker.run(rounds=2))
+    fleet.run_until(lambda: "w0" not in fleet.actors, seconds=500)
+    assert fleet.said[-1] == "worker 0: 2 contributions merged, done"
+    assert len(fleet.accepted()) == 2
 
 
 def test_the_published_file_is_the_state_s_global(fleet: FakeFleet) -> None:

@@ -26,6 +26,7 @@ from diffurefill.store.base import (
     Change,
     Conflict,
     Corrupt,
+    NotFound,
     Ref,
     StoreError,
     Version,
@@ -197,19 +198,22 @@ class Merger:
         if paths.manifest not in version.files:
             return None
         try:
-            return (
-                protocol.contribution_from_json(read_json(store, version, paths.manifest)),
-                protocol.registration_from_json(read_json(store, version, paths.registration)),
+            c = protocol.contribution_from_json(read_json(store, version, paths.manifest))
+            registration = protocol.registration_from_json(
+                read_json(store, version, paths.registration)
             )
+            if worker != c.worker or worker != registration.worker:
+                raise KeyError(f"it holds files of worker {c.worker}")
         except (StoreError, KeyError, TypeError) as error:
             self._report(f"merger: lane {lane} cannot be read ({error}); waiting for its next push")
             return None
+        return c, registration
 
     def _fault(self, ref: Ref, payload: Path) -> str | None:
         try:
             self._run.cache.mkdir(parents=True, exist_ok=True)
             self._run.store.fetch(ref, payload)
-        except Corrupt:
+        except (Corrupt, NotFound):
             return "corrupt"
         return self._averager.fault(payload, self._run.fetch(self._now.state.global_weights))
 

@@ -36,6 +36,8 @@ from diffurefill.store.base import (
 )
 
 MAX_DIVERGED = 3
+NEVER_ACCEPTED = ("run", "config", "schema", "codec")
+"""Reasons that no further training can mend."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Worker:
         self.lane = protocol.lane_of(number)
         self._paths = protocol.worker_paths(number)
         self.incarnation = uuid.uuid4().hex
-        self._seq = 0
+        self._seq = self._num_merged = 0
         self._diverged = 0
         self._log = WorkerLog(number, self.incarnation, report)
         self._pending: Contribution | None = None
@@ -109,7 +111,7 @@ class Worker:
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self, rounds: int | None = None) -> Iterator[float]:
-        """Work for `rounds` contributions (None: until killed), yielding seconds to wait."""
+        """Work for `rounds` merged contributions (None: until killed); yields seconds to wait."""
         poll, waiting_since = self._run.config.fleet.poll_seconds, self._clock()
         while True:
             state = self._run.snapshot().state
@@ -117,8 +119,8 @@ class Worker:
                 self._beat("wait", gen=state.gen, wait_seconds=self._clock() - waiting_since)
                 yield poll
                 continue
-            if rounds is not None and self._seq >= rounds:
-                self._report(f"worker {self.number}: {self._seq} contributions merged, done")
+            if rounds is not None and self._num_merged >= rounds:
+                self._report(f"worker {self.number}: {self._num_merged} contributions merged, done")
                 return
             yield from self._interval(state, self._clock() - waiting_since)
             waiting_since = self._clock()
@@ -135,12 +137,19 @@ class Worker:
         verdict = protocol.judge(c, state, self._registration, self._learner.codec)
         if verdict == "eligible":
             return True
+        self._pending = None
         about = {"gen": c.base_gen, "seq": c.seq, "lost_steps": c.steps}
         if verdict != "decided":  # the next global was made without it
             self._log.note("late", {**about, "newer_gen": state.gen})
         elif reason := state.roster[str(c.worker)].reason:
             self._log.note("rejected", {**about, "reason": reason})
-        self._pending = None
+            if reason in NEVER_ACCEPTED:
+                raise UserError(
+                    f"the merger rejects worker {self.number}'s contributions ({reason}): run the "
+                    "version of diffurefill that the merger runs"
+                )
+        elif c.incarnation == self.incarnation:
+            self._num_merged += 1
         return False
 
     def _interval(self, state: State, waited: float) -> Iterator[float]:
