@@ -125,12 +125,13 @@ class Viewer:
             self.console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
 
 
-def replay(trajectory: Sequence[Pass], viewer: Viewer, *, seconds_per_pass: float = 0.4) -> None:
-    """Show a finished generation again, pass by pass."""
+def replay(trajectory: Sequence[Pass], viewer: Viewer, *, seconds_per_pass: float = 0.2) -> None:
+    """Show a finished generation again, pass by pass; at once where nobody watches a terminal."""
     with viewer:
         for record in trajectory:
             viewer(record)
-            time.sleep(seconds_per_pass)
+            if viewer.console.is_terminal:
+                time.sleep(seconds_per_pass)
 
 
 def _frame(title: str, shown: list[Cell]) -> Group:

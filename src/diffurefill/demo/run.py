@@ -149,8 +149,7 @@ def _show(model: LoadedModel, written: Sequence[Written]) -> None:
     console = Console()
     for item in (written[0], written[-1]):
         console.rule(item.title)
-        viewer = Viewer(model.decode_token, console=console)
-        replay(item.trajectory, viewer, seconds_per_pass=0.15 if console.is_terminal else 0.0)
+        replay(item.trajectory, Viewer(model.decode_token, console=console))
     for item in written[1:-1]:
         console.rule(item.title)
         console.print(item.text, markup=False, highlight=False)

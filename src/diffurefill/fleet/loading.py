@@ -7,6 +7,7 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ class LoadedModel:
     def device(self) -> torch.device:
         return self.denoiser.embedding.weight.device
 
-    @property
+    @cached_property
     def specials(self) -> Specials:
         t = self.tokenizer
         emittable = t.emittable(self.config.model.vocab_size)
@@ -70,7 +71,7 @@ class LoadedModel:
         length = self.config.data.row_length
         canvas = continuation(encoded, num_tokens, self.specials, max_tokens=length)
         done = self.fill(canvas, stages=stages, seed=seed, watch=watch)
-        rows = zip(canvas.rows(done.ids), encoded, strict=True)
+        rows = zip(canvas.rows(done.ids.cpu()), encoded, strict=True)
         cut = [cut_at_eos(ids, self.tokenizer.eos_id, 1 + len(given)) for ids, given in rows]
         return [self.tokenizer.decode(ids) for ids in cut]
 
