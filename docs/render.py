@@ -28,10 +28,7 @@ def rendered(text: str) -> str:
 
 
 def demo_block(facts: dict[str, Any]) -> str:
-    machine, repeats = facts["machine"], facts["repeats"]
-    refill, draft = repeats["draft and refill"], repeats["draft only"]
-    sample = facts["samples"][0]
-    infill = facts["samples"][-1]
+    machine, sample, infill = facts["machine"], facts["samples"][0], facts["samples"][-1]
     return "\n".join(
         [
             f"`make demo` on {machine['cpu_count']} CPU cores, {facts['seconds']:.0f} seconds "
@@ -45,10 +42,9 @@ def demo_block(facts: dict[str, Any]) -> str:
             f"Held-out cross entropy {facts['held_out_ce_first']:.2f} -> "
             f"{facts['held_out_ce_last']:.2f} nats per masked token; audit of the whole history: "
             f"{facts['audit']} ({sum(facts['audit_checks'].values())} checks). A model this small "
-            "writes text that looks like Python and means nothing; on the left of each arrow the "
-            f"draft, on the right after refilling ({sample['num_forward_passes']} passes in all). "
-            f"Distinct bigrams: {draft['distinct_2']:.2f} -> {refill['distinct_2']:.2f} "
-            f"(real text {repeats['real held-out text']['distinct_2']:.2f}).",
+            "writes text that looks like Python and means nothing. Left of each arrow the draft "
+            f"(12 passes), right of it the same text after refilling (8 more; "
+            f"{sample['num_changed']} of its tokens changed):",
             "",
             "```",
             *beside(sample["draft"], sample["text"]),

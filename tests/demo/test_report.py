@@ -36,7 +36,7 @@ FACTS: dict[str, Any] = {
         {"num_passes": 8, "temperature": (0.8, 0.8), "order_noise": 0.0, "min_p": 0.1,
          "commit_gap": 2, "neighbour_ban": 6.0, "remask_fraction": 0.2},
     ],
-    "repeats": {"draft only": {"doubled_share": 0.1, "distinct_2": 0.5}},
+    "text": {"draft only": {"doubled_share": 0.1, "distinct_2": 0.5, "own_ce": 3.25}},
 }  # fmt: skip
 WRITTEN = [Written("continue '<b>'", "a <i> & ```", "b <script>", 3, 20, [], "<div>frames</div>")]
 
@@ -49,7 +49,15 @@ def reports(tmp_path: Path) -> tuple[str, str]:
 
 def test_both_reports_hold_every_fact(reports: tuple[str, str]) -> None:
     for text in reports:
-        for fact in ("7.000", "4.500", "4.700", "1,500", "worker 1 after 20 steps", "6 checks"):
+        for fact in (
+            "7.000",
+            "4.500",
+            "4.700",
+            "1,500",
+            "worker 1 after 20 steps",
+            "6 checks",
+            "3.25",
+        ):
             assert fact in text
 
 

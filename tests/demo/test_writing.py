@@ -7,8 +7,8 @@ import pytest
 from diffurefill.config import DRAFT, REFILL
 from diffurefill.demo.writing import (
     PYTHON_INFILL,
-    held_out_repeats,
-    repeats,
+    held_out_statistics,
+    sample_statistics,
     write_samples,
 )
 from diffurefill.fleet.alone import train_alone
@@ -48,7 +48,8 @@ def test_samples_repeat_with_the_seed(model: LoadedModel) -> None:
     assert [s.text for s in first] == [s.text for s in again]
 
 
-def test_repeats_are_shares_of_the_samples(model: LoadedModel) -> None:
-    for found in (repeats(model, (DRAFT, REFILL)), held_out_repeats(model)):
+def test_text_statistics_are_shares_and_an_entropy(model: LoadedModel) -> None:
+    for found in (sample_statistics(model, (DRAFT, REFILL)), held_out_statistics(model)):
         assert 0.0 <= found["doubled_share"] <= 1.0
         assert 0.0 < found["distinct_2"] <= 1.0
+        assert 0.0 < found["own_ce"] < 20.0

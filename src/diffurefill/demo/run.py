@@ -18,7 +18,7 @@ from diffurefill.config import RunConfig, UserError, load_preset, with_sources
 from diffurefill.decode.viewer import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
 from diffurefill.demo.report import generation_rows, write_reports
-from diffurefill.demo.writing import Written, held_out_repeats, repeats, write_samples
+from diffurefill.demo.writing import Written, held_out_statistics, sample_statistics, write_samples
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet.audit import Audit, audit_run
 from diffurefill.fleet.averaging import FileAverager
@@ -135,11 +135,12 @@ def _model_facts(model: LoadedModel, kind: str, config: RunConfig) -> dict[str, 
         "decoding_accuracy": {"token": accuracy.token, "pair": accuracy.pair},
         "parameters": sum(p.numel() for p in model.denoiser.parameters()),
         "decode": [asdict(stage) for stage in stages],
-        "repeats": {
-            "draft only": repeats(model, stages[:1]),
-            "draft and refill": repeats(model, stages),
-            "the card's draft and refill": repeats(model, card),
-            "real held-out text": held_out_repeats(model),
+        "text": {
+            "draft only": sample_statistics(model, stages[:1]),
+            "draft and refill": sample_statistics(model, stages),
+            "the card's draft only": sample_statistics(model, card[:1]),
+            "the card's draft and refill": sample_statistics(model, card),
+            "real held-out text": held_out_statistics(model),
         },
     }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from diffurefill.config import Stage
+import numpy as np
+
+from diffurefill.config import ProbeConfig, Stage
 from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.generate import Pass, cut_at_eos
 from diffurefill.decode.viewer import frames_html
+from diffurefill.evaluate.probes import held_out_ce, make_probe
 from diffurefill.evaluate.text import distinct_share, doubled_share
 from diffurefill.fleet.loading import LoadedModel
 
@@ -18,7 +21,8 @@ PYTHON_INFILL = (
     "        [MASK*14]\n    return counts\n"
 )
 NUM_TOKENS = 80
-NUM_SAMPLES = 32
+NUM_SAMPLES = 64
+OWN_CE_MASK_RATE = 0.15
 PROMPT_TOKENS = 10
 GAP_TOKENS = 16
 
@@ -56,21 +60,39 @@ def write_samples(model: LoadedModel, *, is_python: bool, seed: int = 0) -> list
     return found
 
 
-def repeats(model: LoadedModel, stages: tuple[Stage, ...], *, seed: int = 1000) -> dict[str, float]:
-    """Doubled tokens and distinct bigrams of `NUM_SAMPLES` unprompted samples under `stages`."""
+def sample_statistics(
+    model: LoadedModel, stages: tuple[Stage, ...], *, seed: int = 1000
+) -> dict[str, float]:
+    """Statistics of `NUM_SAMPLES` unprompted samples under `stages`."""
     canvas = continuation(
         [[]] * NUM_SAMPLES, NUM_TOKENS, model.specials, max_tokens=model.config.data.row_length
     )
     done = model.fill(canvas, stages=stages, seed=seed, forbid_eos=True)
-    samples = canvas.filled(done.ids.cpu())
-    return {"doubled_share": doubled_share(samples), "distinct_2": distinct_share(samples)}
+    return _statistics(model, done.ids.cpu().numpy(), canvas.doc_ids.numpy())
 
 
-def held_out_repeats(model: LoadedModel) -> dict[str, float]:
-    """The same statistics of real held-out text: what the model should come near to."""
-    rows = [row[doc >= 0] for row, doc in zip(model.probe.ids, model.probe.doc_ids, strict=True)]
-    samples = [row[1 : 1 + NUM_TOKENS].tolist() for row in rows[:NUM_SAMPLES]]
-    return {"doubled_share": doubled_share(samples), "distinct_2": distinct_share(samples)}
+def held_out_statistics(model: LoadedModel) -> dict[str, float]:
+    """The same of real held-out text: what the model should come near to."""
+    part = slice(NUM_SAMPLES), slice(1 + NUM_TOKENS)
+    return _statistics(model, model.probe.ids[part], model.probe.doc_ids[part])
+
+
+def _statistics(model: LoadedModel, ids: np.ndarray, doc_ids: np.ndarray) -> dict[str, float]:
+    """Doubled tokens, distinct bigrams, and the CE that the model itself gives to hidden tokens.
+
+    Its own CE favours what it would write and is no judge of quality: it shows what refilling
+    mends, and that a text repeats itself where it falls far below that of real text.
+    """
+    bos_id, mask_id = model.tokenizer.bos_id, model.tokenizer.mask_id
+    masks = ProbeConfig(num_rows=len(ids), mask_rates=(OWN_CE_MASK_RATE,))
+    hidden = make_probe(ids, doc_ids, masks, seed=0, bos_id=bos_id)
+    own = held_out_ce(model.denoiser, hidden, mask_id=mask_id, device=model.device)
+    samples = [row[real].tolist() for row, real in zip(ids, doc_ids >= 0, strict=True)]
+    return {
+        "doubled_share": doubled_share(samples),
+        "distinct_2": distinct_share(samples),
+        "own_ce": own.mean,
+    }
 
 
 def _write(model: LoadedModel, canvas: Canvas, title: str, seed: int, start: int | None) -> Written:
