@@ -29,6 +29,7 @@ def rendered(text: str) -> str:
 
 def demo_block(facts: dict[str, Any]) -> str:
     machine, sample, infill = facts["machine"], facts["samples"][0], facts["samples"][-1]
+    draft, refill = (stage["num_passes"] for stage in facts["decode"])
     return "\n".join(
         [
             f"`make demo` on {machine['cpu_count']} CPU cores, {facts['seconds']:.0f} seconds "
@@ -43,7 +44,7 @@ def demo_block(facts: dict[str, Any]) -> str:
             f"{facts['held_out_ce_last']:.2f} nats per masked token; audit of the whole history: "
             f"{facts['audit']} ({sum(facts['audit_checks'].values())} checks). A model this small "
             "writes text that looks like Python and means nothing. Left of each arrow the draft "
-            f"(12 passes), right of it the same text after refilling (8 more; "
+            f"({draft} passes), right of it the same text after refilling ({refill} more; "
             f"{sample['num_changed']} of its tokens changed):",
             "",
             "```",
