@@ -7,6 +7,7 @@ worker inside an interval and a merger between averaging and publishing, and sta
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from diffurefill.fleet.protocol import State
 from diffurefill.fleet.status import latest_state
 from diffurefill.store.base import open_store
 
+WORKER_DIES = 1
 WORKER_DIES_IN = 2
 """The generation whose interval the killed worker was in."""
 MERGER_DIES_BEFORE = 5
@@ -88,25 +90,34 @@ class DemoFleet:
 
     def _look(self) -> None:
         for number, worker in list(self._workers.items()):
-            lines = worker.new_lines()
-            self._tell(lines)
-            inside = any(re.search(rf"train gen {WORKER_DIES_IN}, local step", s) for s in lines)
-            if number == 1 and inside and not self._has_killed("worker"):
-                worker.kill()
-                step = re.findall(r"local step (\d+), of (\d+)", "\n".join(lines))[-1]
-                where = f"after {step[0]} of {step[1]} local steps of generation {WORKER_DIES_IN}"
-                self._workers[number] = start_worker(self._uri, number)
-                self._note_kill("worker", f"worker {number}", worker, self._workers[number], where)
-            elif worker.process.poll() is not None:
-                raise UserError(f"worker {number} stopped by itself: {' | '.join(lines[-3:])}")
+            self._look_at_worker(number, worker)
+        self._look_at_merger()
+
+    def _look_at_worker(self, number: int, worker: Child) -> None:
+        lines = worker.new_lines()
+        self._tell(lines)
+        if worker.process.poll() is not None:
+            raise _stopped_by_itself(worker, lines)
+        inside = [s for s in lines if f"train gen {WORKER_DIES_IN}, local step" in s]
+        if number != WORKER_DIES or not inside or self._has_killed("worker"):
+            return
+        worker.kill()
+        step, steps = re.findall(r"local step (\d+), of (\d+)", inside[-1])[0]
+        where = f"after {step} of {steps} local steps of generation {WORKER_DIES_IN}"
+        self._workers[number] = start_worker(self._uri, number)
+        self._note_kill("worker", worker.name, worker, self._workers[number], where)
+
+    def _look_at_merger(self) -> None:
         lines = self._merger.new_lines()
         self._tell(lines)
-        if self._merger.process.poll() is not None:
-            if self._has_killed("merger"):
-                raise UserError(f"the merger stopped by itself: {' | '.join(lines[-3:])}")
-            dead, self._merger = self._merger, start_merger(self._uri)
-            where = f"between averaging and publishing generation {MERGER_DIES_BEFORE}"
-            self._note_kill("merger", "the merger", dead, self._merger, where)
+        died_of = self._merger.process.poll()
+        if died_of is None:
+            return
+        if died_of != -signal.SIGKILL or self._has_killed("merger"):
+            raise _stopped_by_itself(self._merger, lines)
+        dead, self._merger = self._merger, start_merger(self._uri)
+        where = f"between averaging and publishing generation {MERGER_DIES_BEFORE}"
+        self._note_kill("merger", "the merger", dead, self._merger, where)
 
     def _note_kill(self, kind: str, what: str, dead: Child, heir: Child, where: str) -> None:
         seconds = round(time.monotonic() - self._began, 1)
@@ -127,3 +138,9 @@ class DemoFleet:
 
     def _children(self) -> list[Child]:
         return [self._merger, *self._workers.values()]
+
+
+def _stopped_by_itself(child: Child, lines: list[str]) -> UserError:
+    child.stop()
+    last = " | ".join([*lines, *child.new_lines()][-3:])
+    return UserError(f"{child.name} stopped by itself, the demo ends: {last}")
