@@ -23,7 +23,7 @@ _WHERE = {
     "load_preset": "diffurefill.config",
 }
 
-__all__ = ["__version__", *_WHERE]
+__all__ = ["Denoiser", "RunConfig", "Stage", "__version__", "generate", "load", "load_preset"]
 
 
 def __getattr__(name: str) -> Any:
