@@ -8,6 +8,7 @@ import pytest
 
 from diffurefill import cli
 from diffurefill.cli import COMMANDS, main
+from tests.tiny import tiny_config, write_config, write_corpus
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -70,6 +71,7 @@ def test_a_store_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_missing_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = str(tmp_path / "nothing" / "*.txt")
     assert "nothing" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--data", data)
+    assert not (tmp_path / "r").exists()
 
 
 def test_an_empty_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +95,22 @@ def test_an_unknown_toml_key(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_an_unknown_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "demo" in expect_mistake(capsys, "init", str(tmp_path / "r"), "--preset", "dmeo")
+
+
+def test_a_run_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(write_config(tmp_path, tiny_config(write_corpus(tmp_path))))
+    assert main(["init", str(tmp_path / "r"), "--config", config]) == 0
+    before = sorted(path for path in (tmp_path / "r").rglob("*.json"))
+    capsys.readouterr()
+    said = expect_mistake(capsys, "init", str(tmp_path / "r"), "--config", config)
+    assert "there is a run at" in said
+    assert sorted(path for path in (tmp_path / "r").rglob("*.json")) == before
+
+
+def test_more_slots_than_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(write_config(tmp_path, tiny_config(write_corpus(tmp_path, num_documents=2))))
+    said = expect_mistake(capsys, "init", str(tmp_path / "r"), "--config", config)
+    assert "lower data.num_slots" in said
 
 
 def test_a_store_address_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:

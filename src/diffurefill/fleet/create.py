@@ -30,13 +30,13 @@ def create_run(
     uri: str, config: RunConfig, work: Path, report: Callable[[str], None] = print
 ) -> State:
     """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
-    store = open_store(uri, create=True)
+    corpus = open_corpus(config.data.sources, config.data.text_column)
+    _require_text_for_every_slot(corpus, config)
+    store = open_store(uri, create=True)  # only now: bad text leaves no folder behind
     if store.head(MAIN) is not None:
         raise UserError(f"there is a run at {uri} already: join it, or give another place")
     store.selftest()
-    corpus = open_corpus(config.data.sources, config.data.text_column)
     report(f"corpus: {len(corpus.units):,} units; tokenizer: {config.data.tokenizer}")
-    _require_text_for_every_slot(corpus, config)
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
     work.mkdir(parents=True, exist_ok=True)
