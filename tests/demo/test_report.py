@@ -20,6 +20,7 @@ FACTS: dict[str, Any] = {
     "held_out_ce_last": 4.5,
     "held_out_by_rate": {"0.3": 4.0, "0.6": 4.5, "0.9": 5.0},
     "weights_used": "global",
+    "decoding_accuracy": {"token": 0.215, "pair": 0.055},
     "audit": "ok",
     "audit_checks": {"I1": 4, "I9": 2},
     "killed": [{"kind": "worker", "what": "worker 1 after 20 steps", "generation": 1}],
@@ -57,6 +58,7 @@ def test_both_reports_hold_every_fact(reports: tuple[str, str]) -> None:
             "worker 1 after 20 steps",
             "6 checks",
             "3.25",
+            "21.5%",
         ):
             assert fact in text
 

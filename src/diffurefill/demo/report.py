@@ -61,6 +61,9 @@ def _summary(facts: dict[str, Any]) -> list[str]:
         f"masked token (mean over mask rates {', '.join(facts['held_out_by_rate'])}).",
         f"The EMA of the globals stands at {ema:.3f}, {better} the last global; the text below "
         f"was written with the {facts['weights_used']} weights.",
+        f"Half of the held-out tokens hidden and filled greedily: "
+        f"{facts['decoding_accuracy']['token']:.1%} right, and both of an adjacent pair "
+        f"{facts['decoding_accuracy']['pair']:.1%}.",
         *(f"Killed with SIGKILL: {k['what']}." for k in facts["killed"]),
         f"Audit of the whole history: {facts['audit']} ({checks} checks).",
     ]

@@ -159,8 +159,9 @@ def _show(model: LoadedModel, written: Sequence[Written]) -> None:
 def _close(facts: dict[str, Any], folder: Path, say: Callable[[str], None]) -> None:
     Console().print(_table(facts))
     say(
-        f"held-out CE {facts['held_out_ce_first']:.2f} -> {facts['held_out_ce_last']:.2f} over "
-        f"{facts['generations']} generations and {facts['kills']} kills; audit: {facts['audit']}"
+        f"held-out CE {facts['held_out_ce_first']:.2f} -> {facts['held_out_ce_last']:.2f} (EMA "
+        f"{facts['curves']['ema'][-1][1]:.2f}) over {facts['generations']} generations and "
+        f"{facts['kills']} kills; audit: {facts['audit']}"
     )
     say(f"report: {folder / 'report.html'}   facts: {folder / 'demo.json'}")
     say(f"next: diffurefill generate {folder} --watch")
