@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 START, END = "<!-- demo:start -->", "<!-- demo:end -->"
 SHOWN_ROWS = 8
+WIDTH = 118
 
 
 def main() -> None:
@@ -30,30 +32,26 @@ def rendered(text: str) -> str:
 def demo_block(facts: dict[str, Any]) -> str:
     machine, sample, infill = facts["machine"], facts["samples"][0], facts["samples"][-1]
     draft, refill = (stage["num_passes"] for stage in facts["decode"])
-    return "\n".join(
-        [
-            f"`make demo` on {machine['cpu_count']} CPU cores, {facts['seconds']:.0f} seconds "
-            f"(results/demo.json): {facts['parameters']:,} parameters, "
-            f"{facts['table'][-1]['tokens']:,} tokens of the Python standard library.",
-            "",
-            "```",
-            *table(facts),
-            "```",
-            "",
-            f"Held-out cross entropy {facts['held_out_ce_first']:.2f} -> "
-            f"{facts['held_out_ce_last']:.2f} nats per masked token; audit of the whole history: "
-            f"{facts['audit']} ({sum(facts['audit_checks'].values())} checks). A model this small "
-            "writes text that looks like Python and means nothing. Left of each arrow the draft "
-            f"({draft} passes), right of it the same text after refilling ({refill} more; "
-            f"{sample['num_changed']} of its tokens changed):",
-            "",
-            "```",
-            *beside(sample["draft"], sample["text"]),
-            "",
-            *beside(infill["draft"], infill["text"]),
-            "```",
-        ]
+    intro = (
+        f"`make demo` on {machine['cpu_count']} CPU cores, {facts['seconds']:.0f} seconds "
+        f"(results/demo.json): {facts['parameters']:,} parameters, "
+        f"{facts['table'][-1]['tokens']:,} tokens of the Python standard library."
     )
+    outcome = (
+        f"Held-out cross entropy {facts['held_out_ce_first']:.2f} -> "
+        f"{facts['held_out_ce_last']:.2f} nats per masked token; audit of the whole history: "
+        f"{facts['audit']} ({sum(facts['audit_checks'].values())} checks). A model this small "
+        "writes text that looks like Python and means nothing. Left of each arrow the draft "
+        f"({draft} passes), right of it the same text after refilling ({refill} more; "
+        f"{sample['num_changed']} of its tokens changed):"
+    )
+    texts = [*beside(sample["draft"], sample["text"]), "", *beside(infill["draft"], infill["text"])]
+    blocks = [fill(intro, WIDTH), fence(table(facts)), fill(outcome, WIDTH), fence(texts)]
+    return "\n\n".join(blocks)
+
+
+def fence(lines: list[str]) -> str:
+    return "\n".join(["```", *lines, "```"])
 
 
 def table(facts: dict[str, Any]) -> list[str]:
