@@ -166,6 +166,7 @@ class FakeLearner:
     number: int
     nan_intervals: int = 0
     codec: str = CODEC
+    machine: str = "abacus"
     rows_at: int = 0
     gen: int = -1
     adopted: list[tuple[int, str]] = field(default_factory=list)
@@ -176,7 +177,8 @@ class FakeLearner:
         self.rows_at = cursor["rows"] if cursor else 0
         self.gen = state.gen
         self.adopted.append((state.gen, sha256_file(weights).sha256))
-        return {"held_out_ce": 7.0 - state.gen}
+        adoption = {"adoption": -0.5} if state.gen else {}
+        return {"held_out_ce": 7.0 - state.gen, **adoption}
 
     def step(self, local_step: int) -> dict[str, Any]:
         self.rows_at += 1
@@ -196,7 +198,7 @@ class FakeLearner:
         return 1.0
 
     def finish(self) -> dict[str, Any]:
-        return {"drift": 0.0}
+        return {"drift": 0.25}
 
 
 @dataclass

@@ -11,7 +11,12 @@ from diffurefill.fleet import start
 from diffurefill.fleet.log import MAX_LINES, WorkerLog, read_log
 from diffurefill.fleet.run import Fenced
 from diffurefill.fleet.start import free_number, join_freely
-from diffurefill.fleet.status import held_out_by_generation, status_tables, worker_statuses
+from diffurefill.fleet.status import (
+    GenerationProbes,
+    probes_by_generation,
+    status_tables,
+    worker_statuses,
+)
 from diffurefill.store.base import NotFound
 from tests.fleet.fakes import FakeFleet, MemoryStore
 
@@ -36,10 +41,10 @@ def test_the_tables_show_workers_and_generations(fleet: FakeFleet) -> None:
     assert "held-out CE by generation" in shown
 
 
-def test_held_out_ce_is_what_adopting_workers_measured(fleet: FakeFleet) -> None:
-    found = held_out_by_generation(fleet.store)
-    assert found[0] == 7.0
-    assert found[2] == 5.0
+def test_generations_show_what_the_workers_measured_around_each_merge(fleet: FakeFleet) -> None:
+    found = probes_by_generation(fleet.store)
+    assert found[0] == GenerationProbes(held_out_ce=7.0, drift=0.25, merge_gain=None)
+    assert found[2] == GenerationProbes(held_out_ce=5.0, drift=0.25, merge_gain=-0.5)
     assert list(found) == sorted(found)
 
 

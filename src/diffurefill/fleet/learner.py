@@ -12,6 +12,7 @@ from diffurefill.data.loader import Position
 from diffurefill.evaluate.probes import Probe, held_out_ce
 from diffurefill.fleet.codec import CODEC, encode_delta, inspect_delta
 from diffurefill.fleet.protocol import State
+from diffurefill.runtime import machine_facts
 from diffurefill.train.checkpoint import load_weights, schema
 from diffurefill.train.loop import Trainer
 
@@ -27,6 +28,7 @@ class TrainingLearner:
 
     def __init__(self, trainer: Trainer, probe: Probe) -> None:
         self._trainer, self._probe = trainer, probe.head(PROBE_ROWS)
+        self.machine = str(machine_facts()["device"])
         self._adopted_ce = float("nan")
         self._trained_ce: float | None = None
         """CE of the weights as the last interval left them; None until one was completed."""

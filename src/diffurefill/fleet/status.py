@@ -19,6 +19,8 @@ from diffurefill.fleet.protocol import State
 from diffurefill.fleet.run import read_state
 from diffurefill.store.base import MAIN, NotFound, Store
 
+PROBES = "nats per masked token; drift: what local steps changed, merge gain: what averaging did"
+SHOWN_GENERATIONS = 20
 TIMES = "age is by this machine's clock and is for people only; no rule of the fleet reads it"
 
 
@@ -54,15 +56,33 @@ def latest_state(store: Store) -> State:
     return read_state(store, version)
 
 
-def held_out_by_generation(store: Store) -> dict[int, float]:
-    """{generation: held-out CE of its global}, as the workers that adopted it measured it."""
-    found: dict[int, float] = {}
+@dataclass(frozen=True)
+class GenerationProbes:
+    """Means over the workers that logged them; CE in nats per masked token."""
+
+    held_out_ce: float
+    """Of the generation's global."""
+    drift: float | None
+    """CE after the local steps that followed, minus `held_out_ce`."""
+    merge_gain: float | None
+    """`held_out_ce` minus the CE of the workers' own weights before they adopted it (adoption)."""
+
+
+def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
+    """What the workers measured around each merge, oldest generation first."""
+    found: dict[int, dict[str, list[float]]] = {}
     for lane in store.lanes():
         worker = protocol.worker_of(lane)
         for record in read_log(store, worker) if worker is not None else []:
-            if record["phase"] == "adopt":
-                found.setdefault(record["gen"], record["held_out_ce"])
-    return dict(sorted(found.items()))
+            for name in ("held_out_ce", "drift", "adoption"):
+                if name in record:
+                    found.setdefault(record["gen"], {}).setdefault(name, []).append(record[name])
+    means = {g: {n: sum(v) / len(v) for n, v in by.items()} for g, by in found.items()}
+    return {
+        gen: GenerationProbes(mean["held_out_ce"], mean.get("drift"), mean.get("adoption"))
+        for gen, mean in sorted(means.items())
+        if "held_out_ce" in mean
+    }
 
 
 def status_tables(store: Store) -> list[Table]:
@@ -81,14 +101,19 @@ def status_tables(store: Store) -> list[Table]:
             str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
             _number(w.last.get("tokens_per_second"), ",.0f"), f"{w.age_seconds:,.0f} s",
         )  # fmt: skip
-    generations = Table(title="held-out CE by generation")
-    generations.add_column("generation", justify="right")
-    generations.add_column("nats per masked token", justify="right")
-    for gen, ce in list(held_out_by_generation(store).items())[-20:]:
-        generations.add_row(str(gen), _number(ce))
+    generations = Table(title="held-out CE by generation", caption=PROBES)
+    for column in ("generation", "global", "drift", "merge gain"):
+        generations.add_column(column, justify="right")
+    for gen, probes in list(probes_by_generation(store).items())[-SHOWN_GENERATIONS:]:
+        generations.add_row(
+            str(gen),
+            _number(probes.held_out_ce),
+            _number(probes.drift, "+.3f"),
+            _number(probes.merge_gain, "+.3f"),
+        )
     rejected = [f"worker {r.worker}: {r.reason}" for r in state.rejected]
     if rejected:
-        generations.caption = "rejected in this generation: " + "; ".join(rejected)
+        generations.caption = f"{PROBES}; rejected in this generation: {'; '.join(rejected)}"
     return [workers, generations]
 
 

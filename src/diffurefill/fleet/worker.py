@@ -53,6 +53,8 @@ class Learner(Protocol):
     """What a worker trains with. The real one is fleet/learner.py; tests use integers."""
 
     codec: str
+    machine: str
+    """What it trains on, for the log: `cpu`, or the GPU's name."""
 
     def adopt(self, weights: Path, state: State) -> dict[str, Any]:
         """Replace the weights; take the state's step and the slot's cursor. Facts to log."""
@@ -282,7 +284,7 @@ class Worker:
             incarnation=self.incarnation,
             inherited=self._pending.incarnation if self._pending else None,
         )
-        self._log.note("register", {"found": found})
+        self._log.note("register", {"found": found, "machine": self._learner.machine})
         try:
             return publish_surely(
                 store,
