@@ -1,5 +1,6 @@
 """`train`: interrupted and resumed, the same weights bit for bit; mistakes change nothing."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,11 @@ def test_probe_prints_every_model(trained: str, capsys: pytest.CaptureFixture[st
 
 
 def test_the_log_holds_losses_and_probes(trained: str) -> None:
-    log = (Path(trained) / alone.LOG).read_text()
-    assert '"loss"' in log
-    assert '"held_out_ce"' in log
+    log = [json.loads(line) for line in (Path(trained) / alone.LOG).read_text().splitlines()]
+    assert any("loss" in record for record in log)
+    intervals = [record for record in log if "held_out_ce" in record]
+    assert [record["step"] for record in intervals] == [4, 8]
+    for record in intervals:
+        assert 0.0 < record["masked_share"] < 1.0
+        assert 0.0 < record["prefix_share"] < 1.0
+        assert any(ce for ce in record["ce_by_t"].values())

@@ -103,7 +103,7 @@ def _steps(
         if trainer.step % config.fleet.local_steps == 0 or trainer.step == last:
             mask_id = trainer.tokenizer.mask_id
             ce = held_out_ce(trainer.model, probe, mask_id=mask_id, device=trainer.device).mean
-            _log(folder, trainer.step, {"held_out_ce": ce})
+            _log(folder, trainer.step, {"held_out_ce": ce, **trainer.take_metrics()})
             report(f"step {trainer.step}/{last}: held-out CE {ce:.3f}")
             _save(trainer, folder, fingerprint)
 

@@ -69,7 +69,7 @@ class TrainingLearner:
         self._trained_ce = self._ce()
         drift = self._trained_ce - self._adopted_ce
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"drift": drift, **self._trainer.metrics.facts(), "peak_mb": peak}
+        return {"drift": drift, **self._trainer.take_metrics(), "peak_mb": peak}
 
     def _ce(self) -> float:
         trainer = self._trainer

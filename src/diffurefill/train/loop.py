@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,7 +47,7 @@ class Trainer:
         self._interval_rows = interval_steps * config.train.batch_rows
         self._loader: Loader | None = None
         self.position: Position | None = None
-        self.metrics = IntervalMetrics(config.optim.clip_norm)
+        self._metrics = IntervalMetrics(config.optim.clip_norm)
 
     def load_weights(self, tensors: dict[str, Tensor], *, step: int) -> None:
         """Replace the weights and the step. The optimiser's moments stay (spec algorithms 3.5)."""
@@ -59,7 +61,7 @@ class Trainer:
         """Read rows from `position` on; None is the slot's beginning."""
         self.close()
         self.position = position
-        self.metrics = IntervalMetrics(self.config.optim.clip_norm)
+        self.take_metrics()
         self._loader = Loader(
             self._corpus,
             self.tokenizer,
@@ -90,9 +92,15 @@ class Trainer:
             bos_id=bos_id,
         )
         maskable = ((rows.doc_ids >= 0) & (rows.ids != bos_id)).sum(1)
-        self.metrics.add(result, maskable, rows.counts)
+        self._metrics.add(result, maskable, rows.counts)
         self.position = rows.position
         return result
+
+    def take_metrics(self) -> dict[str, Any]:
+        """What the steps since the last call, or since `seek`, were like."""
+        facts = self._metrics.facts()
+        self._metrics = IntervalMetrics(self.config.optim.clip_norm)
+        return facts
 
     def weights(self) -> dict[str, Tensor]:
         return {name: t.detach().cpu() for name, t in self.model.state_dict().items()}
