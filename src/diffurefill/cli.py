@@ -40,7 +40,7 @@ class Demo:
     """Where the run goes; a new folder below runs/ by default."""
     data: tuple[str, ...] = ()
     """Text to train on: paths, globs or python: (the default)."""
-    generations: int = 24
+    generations: int = 48
     """Generations to publish (at least 8)."""
     minutes: float = 6.0
     """Stop training after so long, but not before 8 generations are there."""
