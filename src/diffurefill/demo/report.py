@@ -93,14 +93,14 @@ CHOICE = (
 
 def _markdown(facts: dict[str, Any], written: Sequence[Written]) -> str:
     lines = ["# DiffuRefill demo", "", *(f"- {s}" for s in _summary(facts)), ""]
-    lines += _markdown_table(generation_rows(facts))
-    lines += ["", "## How it decodes", "", *(f"- {s}" for s in _decoder(facts)), "", CHOICE, ""]
+    lines += ["## How it decodes", "", *(f"- {s}" for s in _decoder(facts)), "", CHOICE, ""]
     lines += _markdown_table(text_rows(facts))
     for item in written:
         lines += ["", f"## {item.title}".replace("\n", " "), "", "Draft:", "", _fence(item.draft)]
         changed = f"After refill ({item.num_changed} tokens changed, "
         changed += f"{item.num_forward_passes} passes in all):"
         lines += ["", changed, "", _fence(item.text)]
+    lines += ["", "## Every generation", "", *_markdown_table(generation_rows(facts))]
     return "\n".join([*lines, ""])
 
 
@@ -131,9 +131,10 @@ def _html(facts: dict[str, Any], written: Sequence[Written]) -> str:
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>DiffuRefill demo</title>'
         f'<meta name="viewport" content="width=device-width"><style>{PAGE_STYLE}</style>'
-        f"<h1>DiffuRefill demo</h1><ul>{items}</ul>{chart}{_html_table(generation_rows(facts))}"
+        f"<h1>DiffuRefill demo</h1><ul>{items}</ul>{chart}{samples}"
         f"<h2>How it decodes</h2><ul>{decoder}</ul><p>{html.escape(CHOICE)}</p>"
-        f"{_html_table(text_rows(facts))}{samples}</html>"
+        f"{_html_table(text_rows(facts))}"
+        f"<h2>Every generation</h2>{_html_table(generation_rows(facts))}</html>"
     )
 
 
