@@ -107,10 +107,15 @@ def test_a_run_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert sorted(path for path in (tmp_path / "r").rglob("*.json")) == before
 
 
-def test_more_slots_than_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_too_few_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = str(write_config(tmp_path, tiny_config(write_corpus(tmp_path, num_documents=2))))
     said = expect_mistake(capsys, "init", str(tmp_path / "r"), "--config", config)
     assert "lower data.num_slots" in said
+    config = str(write_config(tmp_path, tiny_config(write_corpus(tmp_path))))
+    rows = ("--probe.num-rows", "5000")
+    said = expect_mistake(capsys, "init", str(tmp_path / "r"), "--config", config, *rows)
+    assert "raise data.held_out_fraction" in said
+    assert not (tmp_path / "r").exists(), "nothing is left behind"
 
 
 def test_a_store_address_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:

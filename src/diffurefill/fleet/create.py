@@ -32,13 +32,13 @@ def create_run(
     """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
     corpus = open_corpus(config.data.sources, config.data.text_column)
     _require_text_for_every_slot(corpus, config)
-    store = open_store(uri, create=True)  # only now: bad text leaves no folder behind
-    if store.head(MAIN) is not None:
-        raise UserError(f"there is a run at {uri} already: join it, or give another place")
-    store.selftest()
     report(f"corpus: {len(corpus.units):,} units; tokenizer: {config.data.tokenizer}")
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
+    store = open_store(uri, create=True)  # only now: unusable text leaves no folder behind
+    if store.head(MAIN) is not None:
+        raise UserError(f"there is a run at {uri} already: join it, or give another place")
+    store.selftest()
     work.mkdir(parents=True, exist_ok=True)
     weights, probe_path = work / "global.safetensors", work / "probe.safetensors"
     save_weights(weights, initial_weights(config))
