@@ -17,8 +17,9 @@ import pytest
 
 from diffurefill.cli import main
 from diffurefill.demo.processes import Child, start_doomed_merger
+from diffurefill.fleet import protocol
 from diffurefill.fleet.status import latest_state
-from diffurefill.store.base import open_store
+from diffurefill.store.base import open_store, read_json
 from tests.tiny import tiny_config, write_config, write_corpus
 
 PATIENCE_SECONDS = 120.0
@@ -55,11 +56,24 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.stdout.close()
 
 
-def wait_for_generation(store: str, gen: int) -> None:
+def wait_until(what: str, holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while latest_state(open_store(store)).gen < gen:
-        assert time.monotonic() < deadline, f"generation {gen} never came"
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} never came"
         time.sleep(0.05)
+
+
+def generation(store: str) -> int:
+    return latest_state(open_store(store)).gen
+
+
+def incarnation(store: str, lane: str) -> str | None:
+    """Who holds a worker's lane; None for a lane nobody has registered on."""
+    version = open_store(store).head(lane)
+    if version is None:
+        return None
+    path = protocol.worker_paths(int(lane[2:])).registration
+    return read_json(open_store(store), version, path)["incarnation"]
 
 
 def test_a_worker_and_a_merger_are_killed_and_nothing_is_lost(
@@ -69,15 +83,18 @@ def test_a_worker_and_a_merger_are_killed_and_nothing_is_lost(
     first = start("worker", store, "--worker", "0")
     start("worker", store, "--worker", "1")
     try:
-        wait_for_generation(store, 1)
+        wait_until("generation 1", lambda: generation(store) >= 1)
+        before = incarnation(store, "w-00")
         first.send_signal(signal.SIGKILL)
         heir = start("worker", store, "--worker", "0")
         assert doomed.process.wait(PATIENCE_SECONDS) == -signal.SIGKILL
-        assert latest_state(open_store(store)).gen == 1, "it died before it published"
+        assert generation(store) == 1, "it died before it published"
     finally:
         doomed.stop()
     start("merger", store)
-    wait_for_generation(store, 5)
+    wait_until("the restarted worker", lambda: incarnation(store, "w-00") != before)
+    joined = generation(store)
+    wait_until("four more generations", lambda: generation(store) >= joined + 4)
     heir.kill()
     said = heir.communicate()[0]
     assert "register found the lane of incarnation" in said
@@ -114,10 +131,7 @@ def test_two_workers_of_one_number_leave_one(
     store: str, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
     first = start("worker", store, "--worker", "2")
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while open_store(store).head("w-02") is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until("the first worker", lambda: incarnation(store, "w-02") is not None)
     start("worker", store, "--worker", "2")
     said = first.communicate(timeout=PATIENCE_SECONDS)[0]
     assert first.returncode == 2
