@@ -164,6 +164,8 @@ def _close(facts: dict[str, Any], folder: Path, say: Callable[[str], None]) -> N
         f"{facts['kills']} kills; audit: {facts['audit']}"
     )
     say(f"report: {folder / 'report.html'}   facts: {folder / 'demo.json'}")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
+    say(f"{folder} holds {size:,.0f} MB: every generation, for `diffurefill audit`")
     say(f"next: diffurefill generate {folder} --watch")
 
 
