@@ -5,13 +5,15 @@ Each is elementwise over positions, so that a row's logits are bit for bit the s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
 BOS, EOS, MASK, PAD = 0, 1, 2, 3
 
 
-class TinyDenoiser(nn.Module):
+class TinyDenoiser(nn.Module, ABC):
     """Counts its calls and selects `at`; a subclass says what the logits (B, T, V) are."""
 
     def __init__(self) -> None:
@@ -28,8 +30,9 @@ class TinyDenoiser(nn.Module):
         logits = self.logits(canvas, doc_ids)
         return logits if at is None else logits[at]
 
+    @abstractmethod
     def logits(self, canvas: Tensor, doc_ids: Tensor) -> Tensor:
-        raise NotImplementedError
+        """(B, T, V)."""
 
 
 class TableDenoiser(TinyDenoiser):

@@ -22,6 +22,7 @@ from diffurefill.data.loader import Position
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
 from diffurefill.fleet import protocol
+from diffurefill.store.durable import write_file
 from diffurefill.train.checkpoint import load_training_state, save_training_state
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer, require_corpus
 
@@ -65,7 +66,7 @@ def train_alone(
         tokenizer = Tokenizer.from_json((folder / protocol.TOKENIZER).read_text("utf-8"))
     else:
         tokenizer = make_tokenizer(config, corpus)
-        _found(folder, config, tokenizer, build_probe(config, corpus, tokenizer))
+        _lay_out(folder, config, tokenizer, build_probe(config, corpus, tokenizer))
     interval = config.fleet.local_steps
     trainer = Trainer(config, corpus, tokenizer, slot=0, interval_steps=interval)
     state = load_training_state(folder)
@@ -123,12 +124,12 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:
     )
 
 
-def _found(folder: Path, config: RunConfig, tokenizer: Tokenizer, probe: Probe) -> None:
-    """Write the fixed files, the configuration last: it is what makes it a train folder."""
+def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probe: Probe) -> None:
+    """Write the fixed files, the configuration last and whole: it makes it a train folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / protocol.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
     probe.save(folder / protocol.PROBE)
-    (folder / protocol.CONFIG).write_text(configs.dumps(config), "utf-8")
+    write_file(folder / protocol.CONFIG, configs.dumps(config).encode())
 
 
 def _require_same(folder: Path, config: RunConfig) -> None:

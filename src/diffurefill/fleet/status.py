@@ -89,8 +89,8 @@ def status_tables(store: Store) -> list[Table]:
     """What `diffurefill status` prints: the workers, then the last generations."""
     state = latest_state(store)
     title = (
-        f"run {state.run_id}: generation {state.gen}, step {state.step}, "
-        f"{state.tokens:,} tokens, epoch {state.epoch}"
+        f"generation {state.gen}, step {state.step}, {state.tokens:,} tokens "
+        f"(run/epoch/generation: {state.round_id})"
     )
     workers = Table(title=title, caption=TIMES)
     for column in ("worker", "incarnation", "phase", "gen", "step", "loss", "tokens/s", "log age"):
