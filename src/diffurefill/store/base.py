@@ -7,8 +7,9 @@ not that version. Bytes are staged first and named by their sha256, so the conte
 few kilobytes whatever the model's size.
 
 A publish may fail with `Unknown`: the caller cannot tell whether it landed and must ask
-`lookup(lane, nonce)`. Success is never inferred from an error code, on any backend.
-Source: spec hub.md E and fleet.md 5.2.
+`lookup(lane, nonce)`. Success is never inferred from an error code, on any backend. Everything
+else that fails for a passing reason (network, overload, a quota) raises `Busy`: nothing happened,
+ask again later. `Publication` holds both rules. Source: spec hub.md E and fleet.md 5.2.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Busy(StoreError):
 
 
 class Unknown(StoreError):
-    """The outcome is not known: ask `lookup` before doing anything else."""
+    """A publish whose outcome is not known: ask `lookup` before doing anything else."""
 
 
 class NotFound(StoreError):
@@ -110,6 +111,13 @@ class Store(Protocol):
         """
         ...
 
+    def check_access(self) -> None:
+        """Raises Denied at once, saying what to do, when this process cannot write here.
+
+        Cheap: run by every process at its start, before it trains for ten minutes.
+        """
+        ...
+
     def lanes(self) -> list[str]:
         """Names of the lanes that have a version, sorted."""
         ...
@@ -156,6 +164,16 @@ class Store(Protocol):
 
     def history(self, lane: str) -> Iterator[Version]:
         """Every version still kept, oldest first."""
+        ...
+
+    def compact(self, lane: str, expect: Version) -> Version:
+        """Give back the room of what only older versions of `lane` need; returns the head.
+
+        The head keeps its nonce and every file; its id may be new. Of older versions nothing is
+        sure to stay, except the files that a head of some lane names too. Only the lane's writer
+        may do it, straight after a publish of its own. Raises Conflict when the head is not
+        `expect`.
+        """
         ...
 
 
@@ -207,36 +225,89 @@ def dump_json(record: Mapping[str, Any]) -> bytes:
     return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
 
 
+MAX_DOUBTS = 8
+"""Attempts whose outcome had to be looked up before a publish is given up."""
+
+
+class Publication:
+    """One publish, attempted until its outcome is certain (spec fleet.md 5.2, ambiguity rule).
+
+    `attempt` may raise Busy: call it again later, it knows what is still in doubt. The nonce is
+    the same in every attempt, so a late answer to an earlier one is recognised as ours.
+    """
+
+    def __init__(
+        self, store: Store, lane: str, changes: Mapping[str, Change], *, expect: Version | None
+    ) -> None:
+        self._store, self._lane, self._changes, self._expect = store, lane, changes, expect
+        self.nonce = new_nonce()
+        self._doubt: StoreError | None = None
+        self._doubts = 0
+
+    def attempt(self) -> Version:
+        """The published version. Raises Conflict only when it is certain that this publish did
+        not land and the head moved, Busy when that cannot be said yet."""
+        store, lane = self._store, self._lane
+        if self._doubt is not None and (landed := self._landed(self._doubt)) is not None:
+            return landed
+        try:
+            return store.publish(lane, self._changes, expect=self._expect, nonce=self.nonce)
+        except (Conflict, Unknown) as doubt:
+            self._doubt = doubt
+            self._doubts += 1
+            if (landed := self._landed(doubt)) is not None:
+                return landed
+        raise Busy(f"lane {lane}: the outcome of a publish is not certain yet", 1.0)
+
+    def _landed(self, doubt: StoreError) -> Version | None:
+        """Our version if it is there; None when the lane has not moved; else Conflict."""
+        landed = self._store.lookup(self._lane, self.nonce)
+        if landed is not None:
+            return landed
+        head, expect = self._store.head(self._lane), self._expect
+        if (head.id if head else None) != (expect.id if expect else None):
+            was = expect.id if expect else "it was empty"
+            raise Conflict(f"lane {self._lane} has moved on since {was}") from doubt
+        if self._doubts >= MAX_DOUBTS:
+            raise Denied(
+                f"lane {self._lane} refused {self._doubts} publishes although nobody else wrote: "
+                "check that the token may write to the store"
+            ) from doubt
+        return None
+
+
 def publish_surely(
     store: Store, lane: str, changes: Mapping[str, Change], *, expect: Version | None
 ) -> Version:
-    """`publish` with the ambiguity rule of spec fleet.md 5.2: after any doubt, read the nonce back.
-
-    Raises Conflict only when it is certain that this publish did not land and the head moved.
-    """
-    nonce = new_nonce()
+    """A Publication with one immediate repeat, for callers that do not wait."""
+    publication = Publication(store, lane, changes, expect=expect)
     try:
-        return store.publish(lane, changes, expect=expect, nonce=nonce)
-    except (Conflict, Unknown) as doubt:
-        landed = store.lookup(lane, nonce)
-        if landed is not None:
-            return landed
-        head = store.head(lane)
-        unmoved = (head.id if head else None) == (expect.id if expect else None)
-        if isinstance(doubt, Unknown) and unmoved:
-            return store.publish(lane, changes, expect=expect, nonce=nonce)
-        raise Conflict(
-            f"lane {lane} has moved on since {expect.id if expect else 'it was empty'}"
-        ) from doubt
+        return publication.attempt()
+    except Busy:
+        return publication.attempt()
+
+
+SCHEMES = """  ./run                          a folder
+  hf://user/repo                 a model repository on the hub
+  hf://buckets/user/name/run     a hub bucket, through its S3 gateway
+  s3://bucket/run                S3 and what speaks it (AWS_ENDPOINT_URL)
+  gs://bucket/run                Google Cloud Storage
+  az://account/container/run     Azure Blob Storage"""
 
 
 def open_store(uri: str, *, create: bool = False) -> Store:
-    """The store at `uri`. A path or file:// is a folder; `create` makes it."""
-    from diffurefill.store.folder import FolderStore
-
+    """The store at `uri`; `create` makes it where that is possible. Imports one backend only."""
     scheme, separator, rest = uri.partition("://")
-    if separator and scheme != "file":
-        raise UserError(
-            f"this version stores runs in folders only, not {scheme}://; give a path such as ./run"
-        )
-    return FolderStore(Path(rest if separator else uri), create=create)
+    if not separator or scheme == "file":
+        from diffurefill.store.folder import FolderStore
+
+        return FolderStore(Path(rest if separator else uri), create=create)
+    if scheme == "hf" and not rest.startswith("buckets/"):
+        from diffurefill.store.hub import HubStore
+
+        return HubStore(uri, create=create)
+    if scheme in ("hf", "s3", "gs", "az"):
+        from diffurefill.store.objects import open_objects
+
+        return open_objects(uri, create=create)
+    raise UserError(f"no store speaks {scheme}://; give one of\n{SCHEMES}")
