@@ -6,7 +6,7 @@ import pytest
 
 from diffurefill.store.base import Store
 from diffurefill.store.folder import FolderStore
-from tests.fleet.fakes import MemoryStore
+from tests.store.memory import MemoryStore
 
 
 @pytest.fixture(params=["folder", "memory"])

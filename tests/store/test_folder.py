@@ -111,6 +111,28 @@ def test_the_selftest_sweeps_what_a_killed_process_left_a_day_ago(run: FolderSto
     assert os.listdir(run.root / "tmp") == ["young.tmp"]
 
 
+@pytest.mark.parametrize(("age_seconds", "freed"), [(0.0, False), (3599.0, False), (3601.0, True)])
+def test_compaction_frees_only_what_was_written_an_hour_ago(
+    run: FolderStore, age_seconds: float, freed: bool
+) -> None:
+    first = run.publish("main", {"a": b"1"}, expect=None)
+    second = run.publish("main", {"a": b"2"}, expect=first)
+    old = blob_path(run, first.ref("a"))
+    written = blob_path(run, second.ref("a")).stat().st_mtime - age_seconds
+    os.utime(old, (written, written))
+    run.compact("main", second)
+    assert old.exists() is not freed
+    assert list(run.history("main")) == [first, second]
+
+
+def test_access_to_a_read_only_folder_is_denied(
+    run: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EROFS))
+    with pytest.raises(Denied, match="can write"):
+        run.check_access()
+
+
 # --- damage ---
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from diffurefill.store import folder, selftest
+from diffurefill.store import folder
 from diffurefill.store.base import UnsafeStore, Version
 from diffurefill.store.folder import FolderStore
 
@@ -45,7 +45,7 @@ def test_a_store_that_compares_but_does_not_swap_atomically_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All racing writers have compared before the first one writes; then each overwrites."""
-    compared = threading.Barrier(selftest.NUM_WRITERS, timeout=30)
+    compared = threading.Barrier(4, timeout=30)
 
     def overwrite(tmp: Path, path: Path) -> None:
         if threading.current_thread() is not threading.main_thread():

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
-import re
 import shutil
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -34,8 +32,6 @@ from diffurefill.store.base import (
     Unknown,
     Version,
     check_lane,
-    check_path,
-    dump_json,
     is_lane,
     new_nonce,
 )
@@ -48,10 +44,22 @@ from diffurefill.store.durable import (
     replace_durably,
     write_hashed,
 )
+from diffurefill.store.layout import (
+    GRACE_SECONDS,
+    SELFTEST_LANE,
+    blob_name,
+    check_paths,
+    dump_manifest,
+    manifest_name,
+    next_version,
+    number_of,
+    parse_manifest,
+    refs_of,
+    require_head,
+)
 from diffurefill.store.selftest import prove_conditional_writes
 
 BLOCK_BYTES = 1 << 20
-SELFTEST_LANE = "selftest"
 STALE_TMP_SECONDS = 86_400.0
 
 
@@ -62,6 +70,7 @@ class FolderStore:
         """Opens the run at `root`; `create` makes the folder. Raises UserError or Denied."""
         self.uri = str(root)
         self.root = root.absolute()
+        self.grace_seconds = GRACE_SECONDS
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"{root} is a file: give the path of a folder, for example ./run")
         if create:
@@ -79,6 +88,10 @@ class FolderStore:
         finally:
             shutil.rmtree(self.root / "lanes" / lane, ignore_errors=True)
         self._sweep_tmp()
+
+    def check_access(self) -> None:
+        with os_errors_as_denied():
+            self._now()
 
     def lanes(self) -> list[str]:
         with os_errors_as_denied():
@@ -106,18 +119,11 @@ class FolderStore:
         expect: Version | None,
         nonce: str | None = None,
     ) -> Version:
-        for path in changes:
-            check_path(path)
-        files = dict(self._files_at_head(lane, expect))
+        check_paths(changes)
+        require_head(lane, self.head(lane), expect)  # saves work: link decides
         with os_errors_as_denied():
-            for path, change in changes.items():
-                if change is None:
-                    files.pop(path, None)
-                else:
-                    files[path] = self._blob_of(change)
-            number = int(expect.id) + 1 if expect else 1
-            version = Version(lane, str(number), nonce or new_nonce(), files)
-            self._publish_manifest(version, previous=expect.id if expect else None)
+            version = next_version(lane, expect, changes, nonce, self._blob_of)
+            self._publish_manifest(version)
         return version
 
     def fetch(self, ref: Ref, dest: Path) -> Path:
@@ -153,10 +159,24 @@ class FolderStore:
         for number in range(1, self._head_number(lane) + 1):
             yield self._read_manifest(lane, number)
 
+    def compact(self, lane: str, expect: Version) -> Version:
+        older = [self._read_manifest(lane, number) for number in range(1, number_of(expect))]
+        candidates = refs_of(older)
+        # The heads last: nearest to the deletions that depend on them.
+        require_head(lane, self.head(lane), expect)
+        needed = refs_of(self.head(each) for each in self.lanes())
+        with os_errors_as_denied():
+            now = self._now()
+            for path in map(self._blob_path, candidates - needed):
+                with contextlib.suppress(FileNotFoundError):
+                    if now - path.stat().st_mtime >= self.grace_seconds:
+                        path.unlink()
+        return expect
+
     # --- lanes ---
 
     def _manifest_path(self, lane: str, number: int) -> Path:
-        return self.root / "lanes" / lane / f"{number:08d}.json"
+        return self.root / "lanes" / lane / manifest_name(number)
 
     def _head_number(self, lane: str) -> int:
         """The last number of the gapless sequence; 0 for a lane nobody has written."""
@@ -172,43 +192,18 @@ class FolderStore:
                 number += 1
         return number
 
-    def _files_at_head(self, lane: str, expect: Version | None) -> Mapping[str, Ref]:
-        """The files of `expect`; Conflict when it is not the head. Saves work: link decides."""
-        head = self.head(lane)
-        if head is None and expect is None:
-            return {}
-        # The nonce as well as the number: a lane that was removed and made again has old numbers.
-        if head is None or expect is None or (head.id, head.nonce) != (expect.id, expect.nonce):
-            raise Conflict(f"lane {lane} is not at {expect.id if expect else 'its start'} any more")
-        return head.files
-
     def _read_manifest(self, lane: str, number: int) -> Version:
         path = self._manifest_path(lane, number)
         with os_errors_as_denied():
             content = path.read_bytes()
-        try:
-            record = json.loads(content)
-            files = {name: Ref.from_json(ref) for name, ref in record["files"].items()}
-            version = Version(record["lane"], record["id"], record["nonce"], files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise Corrupt(f"{path} is not a manifest ({error}): restore it from a copy") from None
-        if (version.lane, version.id) != (lane, str(number)):
-            raise Corrupt(f"{path} says it is {version.lane}@{version.id}: restore it from a copy")
-        return version
+        return parse_manifest(content, path, lane, number)
 
-    def _publish_manifest(self, version: Version, previous: str | None) -> None:
-        path = self._manifest_path(version.lane, int(version.id))
-        record = {
-            "lane": version.lane,
-            "id": version.id,
-            "nonce": version.nonce,
-            "files": {name: ref.to_json() for name, ref in version.files.items()},
-            "previous": previous,
-        }
+    def _publish_manifest(self, version: Version) -> None:
+        path = self._manifest_path(version.lane, number_of(version))
         make_folder(path.parent)
         with self._tmp() as tmp:
             with open(tmp, "xb") as f:
-                write_hashed([dump_json(record)], f)
+                write_hashed([dump_manifest(version)], f)
             _link(tmp, path)
         try:
             fsync_folder(path.parent)
@@ -222,10 +217,7 @@ class FolderStore:
     # --- blobs ---
 
     def _blob_path(self, ref: Ref) -> Path:
-        # A manifest written elsewhere must not name a file outside blobs/.
-        if not re.fullmatch(r"[0-9a-f]{64}", ref.sha256):
-            raise Corrupt(f"{ref.sha256!r} is not a sha256")
-        return self.root / "blobs" / "sha256" / ref.sha256[:2] / ref.sha256
+        return self.root / blob_name(ref)
 
     def _open_blob(self, ref: Ref) -> BinaryIO:
         path = self._blob_path(ref)
@@ -262,14 +254,20 @@ class FolderStore:
         with removed_at_exit(path):
             yield path
 
+    def _now(self) -> float:
+        """The file system's own clock, read by writing: mtimes are only compared with it."""
+        with self._tmp() as probe:
+            with open(probe, "xb") as f:
+                write_hashed([b"probe"], f)
+            return probe.stat().st_mtime
+
     def _sweep_tmp(self) -> None:
-        """Remove what killed processes left a day ago or more, by the file system's own clock."""
-        with os_errors_as_denied(), self._tmp() as now:
-            now.touch()
-            newest = now.stat().st_mtime
+        """Remove what killed processes left a day ago or more."""
+        with os_errors_as_denied():
+            now = self._now()
             for path in (self.root / "tmp").iterdir():
                 with contextlib.suppress(FileNotFoundError):
-                    if newest - path.stat().st_mtime > STALE_TMP_SECONDS:
+                    if now - path.stat().st_mtime > STALE_TMP_SECONDS:
                         path.unlink()
 
 
