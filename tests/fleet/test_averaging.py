@@ -217,7 +217,7 @@ def test_an_ema_over_another_schema_is_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decay", [-0.1, 1.0, float("nan")])
 def test_a_decay_outside_its_range_is_refused(tmp_path: Path, decay: float) -> None:
     new = save(tmp_path / "new", random_weights("new"))
-    with pytest.raises(ValueError, match="decay"):
+    with pytest.raises(ValueError, match="keeps"):
         exponential_average(None, new, decay, tmp_path / "ema")
 
 

@@ -38,7 +38,7 @@ DTYPES = {
     "BOOL": torch.bool,
 }
 _DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
-_MAX_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 
 Schema = dict[str, tuple[str, tuple[int, ...]]]
 """{tensor name: (dtype name, shape)}"""
@@ -99,16 +99,16 @@ def layout(schema: Schema) -> dict[str, _Span]:
 class TensorFile:
     """A safetensors file read piece by piece into the caller's memory. A context manager.
 
-    Raises UserError when the header does not describe exactly the bytes that follow: what arrives
-    from another machine is checked before it is used.
+    Raises UserError when the header does not describe exactly the bytes that follow, or is longer
+    than `max_header_bytes`: what arrives from another machine is checked before it is used.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self.path = path
         # Unbuffered: pieces are large, and a buffer would copy them once more.
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
         try:
-            self.schema, self._spans, self._body = _read_header(self._file)
+            self.schema, self._spans, self._body = _read_header(self._file, max_header_bytes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             self._file.close()
             raise UserError(f"{path} is not a whole safetensors file ({error})") from None
@@ -137,12 +137,14 @@ class TensorFile:
         self._file.close()
 
 
-def _read_header(f: Any) -> tuple[Schema, dict[str, _Span], int]:
+def _read_header(f: Any, max_bytes: int) -> tuple[Schema, dict[str, _Span], int]:
     """(schema, spans, offset of the first tensor's bytes); raises ValueError and its like."""
     num_bytes = os.fstat(f.fileno()).st_size
     length = int.from_bytes(f.read(8), "little")
-    if num_bytes < 8 or length > min(num_bytes - 8, _MAX_HEADER_BYTES):
+    if num_bytes < 8 or length > num_bytes - 8:
         raise ValueError("its header is cut short")
+    if length > max_bytes:
+        raise ValueError(f"its header is longer than {max_bytes} bytes")
     header = json.loads(f.read(length))
     header.pop("__metadata__", None)
     found: Schema = {}
@@ -169,7 +171,8 @@ class StreamingWriter:
             for name, start, stop in chunks(schema):
                 f.write(name, piece)
 
-    An exception inside the block, or a tensor left unfinished (ValueError), leaves the old file.
+    The pieces of one tensor come in order; different tensors may grow side by side. An exception
+    inside the block, or a tensor left unfinished (ValueError), leaves the old file.
     """
 
     def __init__(
@@ -179,25 +182,32 @@ class StreamingWriter:
         self._part = path.with_name(f".{path.name}.{new_nonce()}.part")
         self._schema, self._metadata = schema, metadata
         self._spans = layout(schema)
-        self._at = 0
+        self._written = {name: span.begin for name, span in self._spans.items()}
         self._file: BinaryIO
+        self._body = self._at = 0
         self._cleanup: contextlib.ExitStack
 
     def write(self, name: str, piece: Tensor) -> None:
-        """Append `piece`'s elements to tensor `name`; tensors come in the order of `chunks`."""
+        """Append `piece`'s elements to tensor `name`."""
         dtype, span = DTYPES[self._schema[name][0]], self._spans[name]
-        end = self._at + piece.numel() * span.itemsize
-        if piece.dtype != dtype or not span.begin <= self._at <= end <= span.end:
-            raise ValueError(f"{name}: {piece.dtype} piece out of order, too long, or not {dtype}")
-        if piece.numel():
-            self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()))
-        self._at = end
+        begin = self._written[name]
+        end = begin + piece.numel() * span.itemsize
+        if piece.dtype != dtype or end > span.end:
+            raise ValueError(f"{name}: a {piece.dtype} piece is too long, or not {dtype}")
+        if not piece.numel():
+            return
+        if begin != self._at:
+            self._file.seek(self._body + begin)
+        self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()))
+        self._written[name] = self._at = end
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_at_exit(self._part))
             self._file = stack.enter_context(open(self._part, "xb"))
-            self._file.write(self._header())
+            header = self._header()
+            self._file.write(header)
+            self._body = len(header)
             self._cleanup = stack.pop_all()
         return self
 
@@ -223,7 +233,7 @@ class StreamingWriter:
 
     def _require_complete(self) -> None:
         for name, span in self._spans.items():
-            if self._at < span.end:
+            if self._written[name] < span.end:
                 raise ValueError(f"{self._path}: tensor {name} was not written to its end")
 
 
