@@ -1,0 +1,348 @@
+"""What must hold whatever happens, checked on the hub's true state at every version it takes.
+
+The ledger reads the JSON as it lies there and recomputes the weights with its own arithmetic; it
+shares no rule with the code under test. A violation is a line that names the invariant, the
+virtual time and the seed. Source: spec fleet.md 4, I1 to I19.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from diffurefill.config import FleetConfig
+from diffurefill.fleet.records import GLOBAL, STATE, worker_of, worker_paths
+from diffurefill.fleet.simulate import provenance
+from diffurefill.fleet.simulate.hub import SimHub
+from diffurefill.fleet.simulate.kernel import Kernel
+from diffurefill.fleet.simulate.provenance import Delta, Weights
+from diffurefill.store.base import MAIN, Version
+
+Json = dict[str, Any]
+Identity = tuple[int, str, int]
+
+USUAL_NORMS = 4
+"""Accepted contributions after which a norm a million times theirs must be refused."""
+
+
+def identity(c: Mapping[str, Any]) -> Identity:
+    return (c["worker"], c["incarnation"], c["seq"])
+
+
+@dataclass(eq=False)
+class Ledger:
+    """The true history of one run. `watch` it before the run is made."""
+
+    hub: SimHub
+    kernel: Kernel
+    fleet: FleetConfig
+    violations: list[str] = field(default_factory=list)
+    state: Json = field(default_factory=dict)
+    """The newest one."""
+    first: dict[int, Json] = field(default_factory=dict)
+    """The first state of each generation."""
+    weights: dict[int, Weights] = field(default_factory=dict)
+    """Each generation's weights, recomputed here."""
+    lineage: list[int] = field(default_factory=list)
+    """Generations whose work is in the current weights, oldest first."""
+    accepted: dict[Identity, int] = field(default_factory=dict)
+    rejected: dict[Identity, str] = field(default_factory=dict)
+    pushed: dict[Identity, Json] = field(default_factory=dict)
+    """Every manifest that ever lay on a worker's lane."""
+    elements: dict[str, int] = field(default_factory=dict)
+    """Element of an accepted payload -> the generation it entered."""
+    owners: dict[int, str] = field(default_factory=dict)
+    """Who claimed each epoch."""
+    leftovers: set[Identity] = field(default_factory=set)
+    """Undecided contributions to the current global that a new term began with."""
+
+    def watch(self) -> Ledger:
+        self.hub.on_publish.append(self._published)
+        self.hub.on_compact.append(self._compacted)
+        return self
+
+    def check(self, invariant: str, holds: bool, what: str) -> None:
+        if not holds:
+            at = f"{invariant} at {self.kernel.now:.1f} s, seed {self.kernel.seed}"
+            self.violations.append(f"{at}: {what}")
+
+    def blob(self, sha256: str) -> bytes:
+        return self.hub.blobs.get(sha256, b"")
+
+    # --- what the hub took -----------------------------------------------------------------------
+
+    def _published(self, version: Version, writer: str) -> None:
+        missing = [p for p, ref in version.files.items() if ref.sha256 not in self.hub.blobs]
+        self.check("files", not missing, f"{version.lane}@{version.id} names lost files {missing}")
+        if version.lane == MAIN:
+            self._main(version, writer)
+        elif (worker := worker_of(version.lane)) is not None:
+            path = worker_paths(worker).manifest
+            if path in version.files:
+                manifest = _parsed(self.blob(version.files[path].sha256))
+                if manifest is not None:
+                    self.pushed.setdefault(identity(manifest), manifest)
+        quota = self.hub.commits_per_hour
+        if quota is not None:
+            used = len(self.hub.commit_times)
+            self.check("I17", used <= quota, f"{used} commits in an hour that allows {quota}")
+
+    def _compacted(self, before: Version, after: Version) -> None:
+        self.check("I14", before.files == after.files, f"squash changed lane {before.lane}")
+        for lane in self.hub.lanes():
+            head = self.hub.head(lane)
+            for path, ref in head.files.items() if head else ():
+                kept = ref.sha256 in self.hub.blobs
+                self.check("I14", kept, f"squash of {before.lane} lost {path} of {lane}")
+
+    def _main(self, version: Version, writer: str) -> None:
+        after, before = _parsed(self.blob(version.files[STATE].sha256)), self.state
+        if after is None:
+            self.check("I8", False, f"state.json of version {version.id} is not JSON")
+            return
+        self.state = after
+        if not before:
+            self.first[after["gen"]] = after
+            self.weights[after["gen"]] = {}
+            self.lineage = [after["gen"]]
+            return
+        self._check_term(before, after, writer)
+        self._check_generation(before, after)
+        restored = after.get("restored_from")
+        if after["gen"] == before["gen"]:
+            self._check_same_generation(before, after)
+        elif restored is not None and after["gen"] not in self.first:
+            self._rolled_back(before, after, restored)
+        else:
+            self._advanced(before, after, writer)
+        self.first.setdefault(after["gen"], after)
+        self._check_global(version, after)
+        self._check_rejections(after)
+
+    # --- terms and generations -------------------------------------------------------------------
+
+    def _check_term(self, before: Json, after: Json, writer: str) -> None:
+        was, now = before["epoch"], after["epoch"]
+        self.check("I7", now >= was, f"{writer} publishes for epoch {now} after epoch {was}")
+        if now > was:
+            self.owners[now] = writer
+            self.leftovers = self._undecided(after) if after["gen"] == before["gen"] else set()
+        owner = self.owners.get(now)
+        self.check("I7", owner == writer, f"{writer} publishes in epoch {now} of {owner}")
+
+    def _check_generation(self, before: Json, after: Json) -> None:
+        grown = after["gen"] - before["gen"]
+        what = f"generation {before['gen']} -> {after['gen']}"
+        self.check("I1", grown in (0, 1), what)
+        reused = grown > 0 and after["gen"] in self.first
+        self.check("I1", not reused, f"{what}, which existed before")
+        sha = after["global_weights"]["sha256"]
+        was = self.first.get(after["gen"], after)["global_weights"]["sha256"]
+        self.check("I2", sha == was, f"generation {after['gen']} has two sets of weights")
+
+    def _check_same_generation(self, before: Json, after: Json) -> None:
+        gen = after["gen"]
+        for key in ("step", "tokens", "cursors", "accepted", "parent_gen", "run_id", "config_sha"):
+            self.check("I16", before[key] == after[key], f"{key} of generation {gen} changed")
+        kept = {identity(r) for r in before["rejected"]} <= {identity(r) for r in after["rejected"]}
+        self.check("I19", kept, f"rejections of generation {gen} were forgotten")
+        for name in ("ema", "swa"):
+            self._check_average(name, before, after)
+
+    def _rolled_back(self, before: Json, after: Json, target: int) -> None:
+        gen = after["gen"]
+        known = target in self.first
+        self.check("I5", known, f"generation {gen} restores generation {target}, unknown")
+        if not known:
+            return
+        source = self.first[target]
+        for key in ("step", "tokens", "cursors", "global_weights"):
+            same = after[key] == source[key]
+            self.check("I5", same, f"{key} of generation {gen} is not that of {target}")
+        self.check("I5", after["epoch"] > before["epoch"], f"rollback to {target} in the old epoch")
+        self.weights[gen] = self.weights[target]
+        at = self.lineage.index(target) + 1 if target in self.lineage else 0
+        self.lineage = [*self.lineage[:at], gen]
+        self.leftovers = set()
+
+    # --- a new generation ------------------------------------------------------------------------
+
+    def _advanced(self, before: Json, after: Json, writer: str) -> None:
+        gen, accepted = after["gen"], after["accepted"]
+        self.check("I9", bool(accepted), f"generation {gen} has no contributions")
+        self.check("I5", after["parent_gen"] == before["gen"], f"generation {gen}: its parent")
+        parts: list[tuple[Weights, Fraction]] = []
+        for c in accepted:
+            delta = self._check_accepted(c, before, after)
+            if delta is not None:
+                parts.append((delta.delta, self._weight(c, before)))
+        self._check_sums(before, after)
+        if parts:
+            mean = provenance.weighted_mean(parts)
+            self.weights[gen] = provenance.plus(self.weights.get(before["gen"], {}), mean)
+        due = before["gen"] > 0 and (before["ema"] or {"gen": 0})["gen"] != before["gen"]
+        self.check("I10", not due, f"generation {before['gen']} never entered the EMA")
+        self.lineage.append(gen)
+        self._check_leftovers(after)
+        self._check_considered(after, writer)
+
+    def _check_accepted(self, c: Json, before: Json, after: Json) -> Delta | None:
+        who = f"generation {after['gen']}, worker {c['worker']}, contribution {c['seq']}"
+        key = identity(c)
+        times = self.accepted.get(key)
+        self.check("I4", times is None, f"{who}: it is in generation {times} already")
+        self.accepted[key] = after["gen"]
+        self.check("I5", self.pushed.get(key) == c, f"{who}: not what its worker pushed")
+        self.check("I5", key not in self.rejected, f"{who}: it was rejected before")
+        try:
+            delta = provenance.load_delta(self.blob(c["payload"]["sha256"]))
+        except (ValueError, KeyError, TypeError):
+            self.check("I8", False, f"{who}: its payload cannot be read")
+            return None
+        bases = [g for g in self.lineage[-1 - self.fleet.max_staleness :] if g in self.first]
+        shas = {self.first[g]["global_weights"]["sha256"] for g in bases}
+        told = c["base_gen"] in bases and c["base_sha256"] in shas
+        self.check("I3", told, f"{who}: made on generation {c['base_gen']} or other weights")
+        self.check("I3", delta.base in shas, f"{who}: trained from other weights than it says")
+        self._check_rows(c, delta, before, who)
+        self._check_sound(delta, len(before["norms"]), who)
+        for element in delta.delta:
+            was = self.elements.setdefault(element, after["gen"])
+            self.check("I4", was == after["gen"], f"{who}: {element} entered generation {was} too")
+        return delta
+
+    def _check_rows(self, c: Json, delta: Delta, before: Json, who: str) -> None:
+        """Rows of a slot follow each other: none twice, none left out."""
+        start = before["cursors"].get(str(c["worker"]))
+        at = start["rows"] if start else 0
+        rows = f"{who}: it read rows {delta.rows}, the slot stood at {at}"
+        self.check("I11", delta.rows[0] == at and delta.slot == c["worker"], rows)
+        length = delta.rows[1] - delta.rows[0]
+        self.check("I11", length == c["steps"], f"{who}: {length} rows in {c['steps']} steps")
+        self.check("I11", c["cursor_end"] == {"rows": delta.rows[1]}, f"{who}: its end cursor")
+
+    def _check_sound(self, delta: Delta, num_norms: int, who: str) -> None:
+        self.check("I8", delta.scale != "nan", f"{who}: it is not finite")
+        tame = delta.scale == "1" or num_norms < USUAL_NORMS
+        self.check("gate", tame, f"{who}: its norm is huge")
+        poisoned = any(e.startswith(provenance.POISON) for e in delta.delta)
+        self.check("guard", not (poisoned and self.fleet.guard_rows), f"{who}: it is poison")
+
+    def _weight(self, c: Json, before: Json) -> Fraction:
+        late = self.lineage[::-1].index(c["base_gen"]) if c["base_gen"] in self.lineage else 0
+        return Fraction(c["tokens"] / (1.0 + self.fleet.staleness_discount * late))
+
+    def _check_sums(self, before: Json, after: Json) -> None:
+        gen, accepted = after["gen"], after["accepted"]
+        steps = before["step"] + max((c["steps"] for c in accepted), default=0)
+        tokens = before["tokens"] + sum(c["tokens"] for c in accepted)
+        ends = {str(c["worker"]): c["cursor_end"] for c in accepted}
+        self.check("I16", after["step"] == steps, f"generation {gen}: its step")
+        self.check("I16", after["tokens"] == tokens, f"generation {gen}: its tokens")
+        moved = after["cursors"] == {**before["cursors"], **ends}
+        self.check("I16", moved, f"generation {gen}: its cursors")
+
+    def _check_global(self, version: Version, after: Json) -> None:
+        """I9: byte for byte what the recorded inputs give."""
+        gen, ref = after["gen"], after["global_weights"]
+        made = provenance.dump_weights(self.weights.get(gen, {}))
+        self.check("I9", _sha(made) == ref["sha256"], f"generation {gen} is not its inputs' mean")
+        if after.get("full_gen", gen) == gen:
+            named = version.files[GLOBAL].to_json()
+            self.check("I6", named == ref, f"version {version.id}: state and global disagree")
+
+    def _check_average(self, name: str, before: Json, after: Json) -> None:
+        old, new, gen = before.get(name), after.get(name), after["gen"]
+        if new == old or new is None:
+            self.check("I10", new == old, f"the {name} was lost at generation {gen}")
+            return
+        count = old["count"] if old else 0
+        self.check("I10", new["count"] == count + 1, f"the {name} of generation {gen}: its count")
+        self.check("I10", new["gen"] == gen, f"the {name} names generation {new['gen']}, not {gen}")
+        made = self.weights.get(gen, {})
+        if old is not None:
+            keep = self.fleet.ema_decay if name == "ema" else count / (count + 1)
+            previous = provenance.load_weights(self.blob(old["ref"]["sha256"]))
+            made = provenance.mixed(previous, keep, made)
+        same = _sha(provenance.dump_weights(made)) == new["ref"]["sha256"]
+        self.check("I10", same, f"the {name} of generation {gen} is not what its globals give")
+
+    # --- contributions that were not merged ------------------------------------------------------
+
+    def _undecided(self, state: Json) -> set[Identity]:
+        """Sound contributions to the current global that lie on the lanes."""
+        found = set[Identity]()
+        for lane in self.hub.lanes():
+            worker, head = worker_of(lane), self.hub.head(lane)
+            path = worker_paths(worker).manifest if worker is not None else ""
+            if head is None or path not in head.files:
+                continue
+            c = _parsed(self.blob(head.files[path].sha256))
+            current = c is not None and c["base_sha256"] == state["global_weights"]["sha256"]
+            if c is None or not current or c["base_gen"] != state["gen"]:
+                continue
+            sound = c["payload"]["sha256"] not in self.hub.damaged
+            if sound and identity(c) not in {*self.accepted, *self.rejected}:
+                found.add(identity(c))
+        return found
+
+    def _check_leftovers(self, after: Json) -> None:
+        """I15: what lay there when the term began is decided before the fleet goes on."""
+        told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
+        lost = self.leftovers - told - self.rejected.keys()
+        for worker, _, seq in sorted(lost):
+            what = f"generation {after['gen']} left out worker {worker}'s contribution {seq}"
+            self.check("I15", False, what)
+        self.leftovers = set()
+
+    def _check_considered(self, after: Json, writer: str) -> None:
+        """I19: a merger that looked at a payload says what became of it."""
+        looked = self.hub.fetched_by.get(writer, set())
+        told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
+        for key, c in self.pushed.items():
+            if c["payload"]["sha256"] in looked and c["base_gen"] == after["gen"] - 1:
+                decided = key in told or key in self.rejected or key in self.accepted
+                what = f"worker {c['worker']}'s contribution {c['seq']} was dropped without a word"
+                self.check("I19", decided, what)
+
+    def _check_rejections(self, after: Json) -> None:
+        for r in after["rejected"]:
+            key, reason = identity(r), r["reason"]
+            if key in self.rejected:
+                continue
+            self.rejected[key] = reason
+            who = f"worker {r['worker']}'s contribution {r['seq']}"
+            self.check("I19", bool(reason), f"{who} was rejected without a reason")
+            self.check("I19", key in self.pushed, f"{who} was rejected but never pushed")
+            self.check("I5", key not in self.accepted, f"{who} was accepted and then rejected")
+
+    # --- what workers do -------------------------------------------------------------------------
+
+    def adopted(self, name: str, gen: int, sha256: str, step: int, cursor: Any, slot: int) -> None:
+        """A worker starts an interval: from one generation's own weights, step and cursor."""
+        truth = self.first.get(gen)
+        if truth is None:
+            self.check("I2", False, f"{name} adopts generation {gen}, which never was")
+            return
+        same = truth["global_weights"]["sha256"] == sha256
+        self.check("I6", same, f"{name} adopts other bytes than generation {gen}'s")
+        self.check("I12", truth["step"] == step, f"{name} is at step {step} of generation {gen}")
+        at = truth["cursors"].get(str(slot))
+        self.check("I11", at == cursor, f"{name} continues slot {slot} at {cursor}, not at {at}")
+
+
+def _parsed(content: bytes) -> Json | None:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _sha(content: bytes) -> str:
+    import hashlib
+
+    return hashlib.sha256(content).hexdigest()
