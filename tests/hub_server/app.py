@@ -164,7 +164,9 @@ class Origin:
         if fault is not None and fault.action not in AFTER:
             request.fault = fault.action
         if "repo_type" in parts:
-            parts["repo"] = self.state.repo(parts.pop("repo_type"), parts["repo"], request)
+            # The blob origin's links carry their own right of entry, as signed links do.
+            asker = request if self.name == "hub" else None
+            parts["repo"] = self.state.repo(parts.pop("repo_type"), parts["repo"], asker)
         response = await found.handler(self.state, request, **parts)
         if fault is not None and fault.action in AFTER:
             return await self.act_out(fault, request)
