@@ -86,13 +86,15 @@ class Worker:
     """Number and data slot; the first one nobody holds by default. Never the same twice."""
     rounds: int | None = None
     """Stop after so many merged contributions."""
+    minutes: float | None = None
+    """How long this session lasts: what is trained by then is pushed before its end."""
     threads: int | None = None
     """Limit on CPU threads; one each for two workers on two cores."""
 
     def run(self) -> int:
         from diffurefill.fleet.start import start_worker
 
-        start_worker(self.store, self.worker, self.rounds, self.threads, say)
+        start_worker(self.store, self.worker, self.rounds, self.minutes, self.threads, say)
         return 0
 
 
@@ -103,13 +105,15 @@ class Merger:
     store: Positional[str]
     generations: int | None = None
     """Stop when so many generations exist."""
+    guard: bool = True
+    """Score every new global on held-out text before it is published; needs memory for a model."""
     threads: int | None = 1
     """Limit on CPU threads."""
 
     def run(self) -> int:
         from diffurefill.fleet.start import start_merger
 
-        start_merger(self.store, self.generations, self.threads, say)
+        start_merger(self.store, self.generations, self.threads, self.guard, say)
         return 0
 
 
@@ -140,12 +144,13 @@ class Audit:
         import tempfile
 
         from diffurefill.fleet.audit import INVARIANTS, audit_run
-        from diffurefill.fleet.averaging import FileAverager
+        from diffurefill.fleet.start import averager_of
+        from diffurefill.fleet.run import config_at
         from diffurefill.store.base import open_store
 
         store = open_store(self.store)
         with tempfile.TemporaryDirectory() as work:
-            audit = audit_run(store, FileAverager(), Path(work), progress)
+            audit = audit_run(store, averager_of(config_at(store)), Path(work), progress)
         for name, promise in INVARIANTS.items():
             bad = sum(v.startswith(f"{name} ") for v in audit.violations)
             mark = f"VIOLATED {bad} times" if bad else "ok"

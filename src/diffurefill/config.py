@@ -1,28 +1,21 @@
-"""Every configuration dataclass; TOML in and out. Imports the standard library only.
+"""Every configuration dataclass. Imports the standard library only.
 
 Precedence is preset < TOML file < command-line flags. A run's resolved configuration is stored
-with the run, so a worker or merger needs only the store's address. An unknown key is an error
-that names the keys near it: a typo must not train for a day with a default.
+with the run, so a worker or merger needs only the store's address.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import hashlib
-import json
 import tomllib
-import types
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-
-class UserError(ValueError):
-    """A mistake in what a person asked for: printed as one line that says what to do, exit 2."""
+from diffurefill import toml
+from diffurefill.toml import UserError
 
 
 def _require(condition: bool, message: str) -> None:
@@ -154,24 +147,73 @@ class FleetConfig:
 
     local_steps: int = 150
     """H: optimiser steps between two merges."""
+    min_partial_steps: int = 30
+    """A session about to end pushes what it has, if it has so many steps."""
+
     min_fresh: int = 2
     """Contributions the merger waits for before its grace period may end the round."""
     grace_seconds: float = 150.0
+    """At most so long; a round closes earlier when nobody is likely to arrive within it."""
     grace_from: Literal["nth", "first"] = "nth"
     """Grace starts at the min_fresh-th eligible arrival (report) or at the first (card)."""
     live_seconds: float = 1800.0
     """A worker whose lane has not moved for so long, on the observer's clock, is not waited for."""
+    lease_seconds: float = 300.0
+    """A merger silent for so long, on the observer's clock, may be replaced. Must be longer than a
+    merge takes."""
+
+    max_staleness: int = 0
+    """Generations a contribution may be late and still be merged; 0 drops late ones."""
+    staleness_discount: float = 0.25
+    """A contribution late by s weighs tokens / (1 + staleness_discount * s)."""
+    max_norm_ratio: float = 4.0
+    """Reject a delta whose norm exceeds so many times the median of those accepted before."""
+    min_cosine: float = -0.2
+    """Reject a delta whose cosine with the sum of the round's others (two or more) is below."""
+    guard_rows: int = 64
+    """Held-out rows on which the merger scores a new global before it publishes it; 0: no guard."""
+
+    codec: Literal["fp32-delta", "bf16-delta", "int8-delta", "int4-delta"] = "fp32-delta"
+    """How contributions travel; int4-delta is an experiment."""
+    downlink: Literal["full", "update"] = "full"
+    """`update`: a new global is announced as an int8 step; the whole file follows later."""
+    outer_step: Literal["replacement", "sgd", "nesterov", "orthogonal"] = "replacement"
+    outer_lr: float = 1.0
+    outer_momentum: float = 0.0
+    adoption: Literal["replace", "keep_drift"] = "replace"
+    """`keep_drift`: train on while waiting and add the global's change (an arm that lost)."""
+
     ema_decay: float = 0.9
+    swa_from_step: int | None = None
+    """Globals from this step on are averaged with equal weights."""
+    snapshot_every: int = 0
+    """Keep a copy of every so many-th generation; 0: none."""
+    snapshot_keep: int = 5
+    """Snapshots kept; the oldest goes first."""
+    compact_every: int = 0
+    """Generations between two compactions of the store; 0: only by `diffurefill compact`."""
+
     poll_seconds: float = 10.0
     log_seconds: float = 300.0
     """A waiting worker pushes its log this often, so that it is seen to be alive."""
+    commits_per_hour: int = 0
+    """What the store allows the whole fleet; 0: no limit. Logs and beats give way first."""
 
     def __post_init__(self) -> None:
         _require(self.local_steps >= 1, "fleet.local_steps must be at least 1")
+        _require(self.min_partial_steps >= 1, "fleet.min_partial_steps must be at least 1")
         _require(self.min_fresh >= 1, "fleet.min_fresh must be at least 1")
         _require(0.0 <= self.ema_decay < 1.0, "fleet.ema_decay must lie in [0, 1)")
-        shortest = min(self.poll_seconds, self.log_seconds, self.live_seconds)
-        _require(self.grace_seconds >= 0 and shortest > 0, "fleet times must be positive")
+        times = (self.poll_seconds, self.log_seconds, self.live_seconds, self.lease_seconds)
+        _require(self.grace_seconds >= 0 and min(times) > 0, "fleet times must be positive")
+        _require(self.max_norm_ratio > 1, "fleet.max_norm_ratio must be above 1")
+        _require(-1 <= self.min_cosine <= 1, "fleet.min_cosine must lie in [-1, 1]")
+        _require(self.outer_lr > 0, "fleet.outer_lr must be positive")
+        _require(0 <= self.outer_momentum < 1, "fleet.outer_momentum must lie in [0, 1)")
+        _require(self.snapshot_keep >= 1, "fleet.snapshot_keep must be at least 1")
+        counts = (self.max_staleness, self.guard_rows, self.snapshot_every, self.compact_every)
+        _require(min(*counts, self.commits_per_hour) >= 0, "fleet counts must not be negative")
+        _require(self.staleness_discount >= 0, "fleet.staleness_discount must not be negative")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -264,59 +306,6 @@ class RunConfig:
 # --- reading and writing -------------------------------------------------------------------------
 
 
-def merge(base: Any, changes: dict[str, Any], where: str = "") -> Any:
-    """`base` (a config dataclass) with nested `changes` laid over; unknown keys: UserError."""
-    hints = typing.get_type_hints(type(base))
-    new = {}
-    for key, value in changes.items():
-        name = f"{where}{key}"
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=3, cutoff=0.4) or sorted(hints)
-            raise UserError(
-                f"unknown key {name!r}; did you mean {', '.join(where + n for n in near)}?"
-            )
-        current = getattr(base, key)
-        if dataclasses.is_dataclass(current):
-            if not isinstance(value, dict):
-                raise UserError(f"{name} is a section: write [{name}] with its keys below it")
-            new[key] = merge(current, value, f"{name}.")
-        else:
-            new[key] = _convert(value, hints[key], name)
-    return replace(base, **new)
-
-
-def _convert(value: Any, hint: Any, name: str) -> Any:
-    """`value` as TOML gives it, as the type `hint`; raises UserError where it does not fit."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        rest = [a for a in args if a is not type(None)]
-        return None if value is None else _convert(value, rest[0], name)
-    if origin is Literal:
-        if value in args:
-            return value
-        raise UserError(f"{name} must be one of {', '.join(map(str, args))}, not {value!r}")
-    if origin is tuple and isinstance(value, (list, tuple)):
-        items = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        if len(items) != len(value):
-            raise UserError(f"{name} needs {len(items)} values, not {len(value)}")
-        return tuple(
-            _convert(v, t, f"{name}[{i}]")
-            for i, (v, t) in enumerate(zip(value, items, strict=True))
-        )
-    if dataclasses.is_dataclass(hint) and isinstance(value, dict):
-        return merge(typing.cast(type, hint)(), value, f"{name}.")
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if (
-        isinstance(hint, type)
-        and isinstance(value, hint)
-        and not (hint is int and isinstance(value, bool))
-    ):
-        return value
-    wanted = getattr(hint, "__name__", str(hint))
-    raise UserError(f"{name} must be of type {wanted}, not {value!r}")
-
-
 def preset_names() -> list[str]:
     files = resources.files("diffurefill") / "presets"
     return sorted(f.name.removesuffix(".toml") for f in files.iterdir() if f.name.endswith(".toml"))
@@ -349,7 +338,7 @@ def with_sources(config: RunConfig, sources: Sequence[str]) -> RunConfig:
 
 def loads(text: str, base: RunConfig, where: str = "config") -> RunConfig:
     try:
-        return merge(base, tomllib.loads(text))
+        return toml.merge(base, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where}: not valid TOML: {error}") from None
     except UserError as error:
@@ -358,26 +347,7 @@ def loads(text: str, base: RunConfig, where: str = "config") -> RunConfig:
 
 def dumps(config: RunConfig) -> str:
     """TOML that `loads` reads back to an equal config."""
-    lines: list[str] = []
-    _write_section(config, "", lines)
-    return "\n".join(lines).strip() + "\n"
-
-
-def _write_section(section: Any, prefix: str, lines: list[str]) -> None:
-    later: list[tuple[str, Any]] = []
-    for f in dataclasses.fields(section):
-        value = getattr(section, f.name)
-        if dataclasses.is_dataclass(value) or (
-            isinstance(value, tuple) and value and dataclasses.is_dataclass(value[0])
-        ):
-            later.append((f.name, value))
-        elif value is not None:
-            lines.append(f"{f.name} = {json.dumps(value)}")
-    for name, value in later:
-        header = f"{prefix}{name}"
-        for item in value if isinstance(value, tuple) else (value,):
-            lines += ["", f"[[{header}]]" if isinstance(value, tuple) else f"[{header}]"]
-            _write_section(item, f"{header}.", lines)
+    return toml.write(config)
 
 
 def digest(config: RunConfig) -> str:

@@ -7,7 +7,8 @@ contribution that is lost, counted twice or merged into the wrong model shows ex
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -15,9 +16,9 @@ from typing import Any
 
 from diffurefill import config as configs
 from diffurefill.config import FleetConfig, RunConfig
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.fleet.merger import Merger
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet.records import Contribution, Fold, Inspection, Payload, State
 from diffurefill.fleet.run import Run, read_state
 from diffurefill.fleet.worker import Worker
 from diffurefill.store.base import (
@@ -36,8 +37,10 @@ FLEET = FleetConfig(
     min_fresh=2,
     grace_seconds=30.0,
     live_seconds=200.0,
+    lease_seconds=30.0,
     poll_seconds=1.0,
     log_seconds=20.0,
+    codec=CODEC,  # type: ignore[arg-type]
 )
 
 
@@ -53,27 +56,73 @@ def read_weights(path: Path) -> Weights:
 
 
 class FakeAverager:
-    codec = CODEC
+    codecs = (CODEC,)
+    needs_momentum = False
 
-    def fault(self, payload: Path, base: Path) -> str | None:
+    def inspect(self, payload: Path, codec: str, base: Path) -> Inspection:
         values = json.loads(payload.read_text())
-        return "nonfinite" if "nan" in values.values() else None
+        if "nan" in values.values():
+            return Inspection("nonfinite", float("inf"))
+        norm = sum(float(Fraction(v)) ** 2 for v in values.values()) ** 0.5
+        return Inspection(None, norm)
 
-    def mean(self, base: Path, payloads: list[tuple[Path, float]], dest: Path) -> None:
-        weights, total = read_weights(base), sum(Fraction(w) for _, w in payloads)
-        for path, weight in payloads:
-            for element, value in read_weights(path).items():
-                share = Fraction(weight) / total
-                weights[element] = weights.get(element, Fraction(0)) + share * value
+    def cosines(self, payloads: Sequence[Payload]) -> list[float]:
+        """What the fake learners wrote in is what they point at."""
+        if len(payloads) < 2:
+            return [1.0] * len(payloads)
+        return [-1.0 if "against" in read_weights(p.path) else 0.3 for p in payloads]
+
+    def merge(
+        self,
+        base: Path,
+        payloads: Sequence[Payload],
+        dest: Path,
+        *,
+        momentum: Path | None = None,
+        momentum_dest: Path | None = None,
+        update_dest: Path | None = None,
+        folds: Sequence[Fold] = (),
+    ) -> None:
+        step: Weights = {}
+        total = sum(Fraction(p.weight) for p in payloads)
+        for p in payloads:
+            for element, value in read_weights(p.path).items():
+                step[element] = step.get(element, Fraction(0)) + Fraction(p.weight) / total * value
+        weights = _plus(read_weights(base), step)
+        if update_dest is not None:
+            write_weights(update_dest, step)
         write_weights(dest, weights)
+        self.fold(dest, folds)
 
-    def ema(self, previous: Path | None, new: Path, decay: float, dest: Path) -> None:
-        now = read_weights(new)
-        if previous is not None:
-            d, old = Fraction(decay).limit_denominator(1000), read_weights(previous)
-            keys = old.keys() | now.keys()
-            now = {k: d * old.get(k, 0) + (1 - d) * now.get(k, 0) for k in keys}
-        write_weights(dest, now)
+    def fold(self, new: Path, folds: Sequence[Fold]) -> None:
+        for fold in folds:
+            now = read_weights(new)
+            if fold.previous is not None:
+                k, old = Fraction(fold.keep).limit_denominator(1000), read_weights(fold.previous)
+                keys = old.keys() | now.keys()
+                now = {key: k * old.get(key, 0) + (1 - k) * now.get(key, 0) for key in keys}
+            write_weights(fold.dest, now)
+
+    def apply_update(self, base: Path, update: Path, dest: Path) -> None:
+        write_weights(dest, _plus(read_weights(base), read_weights(update)))
+
+
+def _plus(a: Weights, b: Weights) -> Weights:
+    return {k: a.get(k, Fraction(0)) + b.get(k, Fraction(0)) for k in {**a, **b}}
+
+
+@dataclass
+class FakeGuard:
+    """CE falls with every element and rises with `poison`."""
+
+    num_asked: int = 0
+
+    def scores(self, weights: Path) -> list[float]:
+        self.num_asked += 1
+        found = read_weights(weights)
+        good = sum(v for k, v in found.items() if k != "poison")
+        ce = 7.0 - 0.01 * float(good) + float(found.get("poison", 0))
+        return [ce, ce + 0.02, ce - 0.01]
 
 
 @dataclass
@@ -89,9 +138,15 @@ class FakeLearner:
     adopted: list[tuple[int, str]] = field(default_factory=list)
     num_resets: int = 0
 
-    def adopt(self, weights: Path, state: State) -> dict[str, Any]:
+    extra: Mapping[str, int] = field(default_factory=dict)
+    """Elements that every contribution of this one holds besides its own: `poison`, `against`."""
+    aheads: list[int] = field(default_factory=list)
+
+    def adopt(self, weights: Path, state: State, ahead: int) -> dict[str, Any]:
         cursor = state.cursor(self.number)
-        self.rows_at = cursor["rows"] if cursor else 0
+        self.aheads.append(ahead)
+        if not ahead:
+            self.rows_at = cursor["rows"] if cursor else 0
         self.gen = state.gen
         self.adopted.append((state.gen, sha256_file(weights).sha256))
         adoption = {"adoption": -0.5} if state.gen else {}
@@ -111,8 +166,12 @@ class FakeLearner:
         if self.nan_intervals:
             self.nan_intervals -= 1
             return float("nan")
-        write_weights(dest, {f"w{self.number}:{self.rows_at}": Fraction(1)})
+        own = {f"w{self.number}:{self.rows_at}": Fraction(1)}
+        write_weights(dest, {**own, **{k: Fraction(v) for k, v in self.extra.items()}})
         return 1.0
+
+    def apply_update(self, base: Path, update: Path, dest: Path) -> None:
+        FakeAverager().apply_update(base, update, dest)
 
     def finish(self) -> dict[str, Any]:
         return {"drift": 0.25}
@@ -140,10 +199,10 @@ def new_run(store: Store, cache: Path, fleet: FleetConfig = FLEET) -> Run:
         global_weights=store.stage(weights),
     )
     files: dict[str, Change] = {
-        protocol.STATE: dump_json(protocol.to_json(state)),
-        protocol.CONFIG: configs.dumps(config).encode(),
-        protocol.TOKENIZER: b"{}",
-        protocol.GLOBAL: state.global_weights,
+        records.STATE: dump_json(records.to_json(state)),
+        records.CONFIG: configs.dumps(config).encode(),
+        records.TOKENIZER: b"{}",
+        records.GLOBAL: state.global_weights,
     }
     store.publish(MAIN, files, expect=None)
     return reopened(store, config, cache)
@@ -210,7 +269,8 @@ class FrozenHead:
 class FakeFleet:
     """Actors in virtual time over one store. Each has its own cache, as real processes do.
 
-    An actor that yields 0 (a local step, a publish) takes its tick, one second by default.
+    An actor that yields 0 (a local step, an operation on the store) takes its tick, a second by
+    default.
     """
 
     store: Store
@@ -222,6 +282,7 @@ class FakeFleet:
     wake: dict[str, float] = field(default_factory=dict)
     ticks: dict[str, float] = field(default_factory=dict)
     started: int = 0
+    guard: FakeGuard | None = None
 
     def __post_init__(self) -> None:
         if self.store.head(MAIN) is None:
@@ -238,6 +299,7 @@ class FakeFleet:
         merger = Merger(
             self.run_for(name, store),
             FakeAverager(),
+            self.guard,
             clock=self.clock,
             report=self.said.append,
             **options,
@@ -245,12 +307,23 @@ class FakeFleet:
         self.add(name, merger.run())
 
     def add_worker(
-        self, number: int, name: str = "", store: Store | None = None, **options: Any
+        self,
+        number: int,
+        name: str = "",
+        store: Store | None = None,
+        session_seconds: float = math.inf,
+        **options: Any,
     ) -> FakeLearner:
         name = name or f"w{number}"
         learner = FakeLearner(number, **options)
-        run = self.run_for(name, store)
-        worker = Worker(run, number, learner, clock=self.clock, report=self.said.append)
+        worker = Worker(
+            self.run_for(name, store),
+            number,
+            learner,
+            session_seconds=session_seconds,
+            clock=self.clock,
+            report=self.said.append,
+        )
         self.add(name, worker.run())
         return learner
 
@@ -300,6 +373,6 @@ class FakeFleet:
             by_gen.setdefault(state.gen, state)
         return list(by_gen.values())
 
-    def accepted(self) -> list[protocol.Contribution]:
+    def accepted(self) -> list[Contribution]:
         """Every contribution that a generation names, over the whole history."""
         return [c for state in self.states() for c in state.accepted]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffurefill.config import UserError
-from diffurefill.fleet import log, protocol
+from diffurefill.fleet import log, protocol, records
 from diffurefill.fleet.audit import audit_run
 from diffurefill.fleet.run import Fenced
 from diffurefill.fleet.worker import Worker
@@ -34,7 +34,7 @@ def expect_sound(fleet: FakeFleet) -> None:
     accepted = fleet.accepted()
     assert Counter(c.identity for c in accepted).most_common(1)[0][1] == 1
     expected: dict[str, Fraction] = {}
-    by_gen: dict[int, list[protocol.Contribution]] = {}
+    by_gen: dict[int, list[records.Contribution]] = {}
     for c in accepted:
         by_gen.setdefault(c.base_gen, []).append(c)
     for together in by_gen.values():
@@ -283,8 +283,8 @@ def test_the_published_file_is_the_state_s_global(fleet: FakeFleet) -> None:
     fleet.add_worker(0)
     fleet.until_generation(2)
     head = fleet.store.head(MAIN)
-    assert head.files[protocol.GLOBAL] == fleet.state.global_weights
-    assert read_weights(fleet.store.fetch(head.files[protocol.GLOBAL], fleet.folder / "x"))
+    assert head.files[records.GLOBAL] == fleet.state.global_weights
+    assert read_weights(fleet.store.fetch(head.files[records.GLOBAL], fleet.folder / "x"))
 
 
 def test_no_rule_reads_a_clock_of_another_machine(

@@ -17,7 +17,7 @@ import pytest
 
 from diffurefill.cli import main
 from diffurefill.demo.processes import Child, start_doomed_merger
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.fleet.status import latest_state
 from diffurefill.store.base import open_store, read_json
 from tests.tiny import tiny_config, write_config, write_corpus
@@ -72,7 +72,7 @@ def incarnation(store: str, lane: str) -> str | None:
     version = open_store(store).head(lane)
     if version is None:
         return None
-    path = protocol.worker_paths(int(lane[2:])).registration
+    path = records.worker_paths(int(lane[2:])).registration
     return read_json(open_store(store), version, path)["incarnation"]
 
 

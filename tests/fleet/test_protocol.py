@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffurefill.config import FleetConfig
-from diffurefill.fleet import protocol
-from diffurefill.fleet.protocol import Contribution, Decided, Registration, Rejected, State
+from diffurefill.fleet import protocol, records
+from diffurefill.fleet.records import Contribution, Decided, Registration, Rejected, State
 from diffurefill.store.base import Ref, dump_json
 from tests.fleet.fakes import CODEC
 
@@ -166,11 +166,11 @@ def test_a_state_survives_json() -> None:
     full = protocol.with_ema(
         protocol.advanced(STATE, accepted=[GOOD], rejected=[], global_weights=GLOBAL), Ref("e", 1)
     )
-    assert protocol.state_from_json(json.loads(dump_json(protocol.to_json(full)))) == full
+    assert records.state_from_json(json.loads(dump_json(records.to_json(full)))) == full
 
 
 @pytest.mark.parametrize(
     ("lane", "worker"), [("w-00", 0), ("w-12", 12), ("main", None), ("w-x", None)]
 )
 def test_lanes_of_workers_are_told_from_others(lane: str, worker: int | None) -> None:
-    assert protocol.worker_of(lane) == worker
+    assert records.worker_of(lane) == worker

@@ -15,7 +15,7 @@ from typing import Any
 
 from diffurefill.config import UserError
 from diffurefill.demo.processes import Child, start_doomed_merger, start_merger, start_worker
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet.records import State
 from diffurefill.fleet.status import latest_state
 from diffurefill.store.base import open_store
 

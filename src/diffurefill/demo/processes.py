@@ -10,7 +10,7 @@ import sys
 import threading
 from dataclasses import dataclass, field
 
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet.records import State
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 """Two workers on two cores: a second thread each would only spin."""
@@ -91,7 +91,7 @@ def doomed_merger(store: str, generation: str) -> None:
             print(f"merger: averaged generation {state.gen}, about to publish it", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    start.start_merger(store, None, 1, lambda line: print(line, flush=True), on_event=die)
+    start.start_merger(store, None, 1, True, lambda line: print(line, flush=True), on_event=die)
 
 
 def _start(name: str, arguments: list[str]) -> Child:

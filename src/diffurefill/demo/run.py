@@ -21,10 +21,10 @@ from diffurefill.demo.report import generation_rows, write_reports
 from diffurefill.demo.writing import Written, held_out_statistics, sample_statistics, write_samples
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet.audit import Audit, audit_run
-from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.create import create_run
 from diffurefill.fleet.loading import LoadedModel, load_from_run
 from diffurefill.fleet.run import Run, open_run, read_state
+from diffurefill.fleet.start import averager_of
 from diffurefill.runtime import provenance, set_threads
 from diffurefill.store.base import MAIN, Ref
 from diffurefill.train.checkpoint import load_weights
@@ -47,7 +47,9 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
         set_threads(None)
         say("audit: recomputing every generation from the store")
         run = open_run(str(folder), Path(work) / "cache")
-        audit = audit_run(run.store, FileAverager(), Path(work) / "audit", lambda line: None)
+        audit = audit_run(
+            run.store, averager_of(run.config.fleet), Path(work) / "audit", lambda line: None
+        )
         say(f"audit: {sum(audit.checks.values())} checks, {audit.verdict}")
         say("probing every generation, and its EMA, on the held-out rows")
         model = load_from_run(run, "global")

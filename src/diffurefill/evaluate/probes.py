@@ -136,6 +136,13 @@ class HeldOut:
         """The headline: plain mean over the rates (pooling would overweight the highest)."""
         return sum(self.by_rate.values()) / len(self.by_rate)
 
+    def row_means(self) -> list[float]:
+        """CE of each row, over all its masked tokens at all rates; rows without any are left out
+        (the same ones for every model, since masks are stored)."""
+        per_row = zip(*self.rows.values(), strict=True)
+        totals = [(sum(s for s, _ in row), sum(n for _, n in row)) for row in per_row]
+        return [ce / n for ce, n in totals if n]
+
     def to_json(self) -> dict[str, Any]:
         by_rate = {str(rate): ce for rate, ce in self.by_rate.items()}
         rows = {str(rate): rows for rate, rows in self.rows.items()}

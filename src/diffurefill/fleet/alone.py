@@ -21,7 +21,7 @@ from diffurefill.data.documents import open_corpus
 from diffurefill.data.loader import Position
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.store.durable import write_file
 from diffurefill.train.checkpoint import load_training_state, save_training_state
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer, require_corpus
@@ -40,16 +40,16 @@ class TrainFolder:
 
 
 def is_train_folder(folder: Path) -> bool:
-    return (folder / protocol.CONFIG).is_file()
+    return (folder / records.CONFIG).is_file()
 
 
 def read_folder(folder: Path) -> TrainFolder:
     state = load_training_state(folder)
     if state is None:
         raise UserError(f"{folder} has no saved state yet: let `diffurefill train` save once")
-    config = configs.load_file(folder / protocol.CONFIG, RunConfig())
-    tokenizer = (folder / protocol.TOKENIZER).read_text("utf-8")
-    return TrainFolder(config, tokenizer, folder / protocol.PROBE, state.weights)
+    config = configs.load_file(folder / records.CONFIG, RunConfig())
+    tokenizer = (folder / records.TOKENIZER).read_text("utf-8")
+    return TrainFolder(config, tokenizer, folder / records.PROBE, state.weights)
 
 
 def train_alone(
@@ -63,7 +63,7 @@ def train_alone(
     corpus = open_corpus(config.data.sources, config.data.text_column)
     if is_train_folder(folder):
         _require_same(folder, config)
-        tokenizer = Tokenizer.from_json((folder / protocol.TOKENIZER).read_text("utf-8"))
+        tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))
     else:
         tokenizer = make_tokenizer(config, corpus)
         _lay_out(folder, config, tokenizer, build_probe(config, corpus, tokenizer))
@@ -91,7 +91,7 @@ def train_alone(
 def _steps(
     trainer: Trainer, folder: Path, last: int, fingerprint: str, report: Callable[[str], None]
 ) -> None:
-    probe, config = Probe.load(folder / protocol.PROBE), trainer.config
+    probe, config = Probe.load(folder / records.PROBE), trainer.config
     began, tokens = time.monotonic(), 0
     while trainer.step < last:
         result = trainer.take_step()
@@ -127,13 +127,13 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:
 def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probe: Probe) -> None:
     """Write the fixed files, the configuration last and whole: it makes it a train folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / protocol.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
-    probe.save(folder / protocol.PROBE)
-    write_file(folder / protocol.CONFIG, configs.dumps(config).encode())
+    (folder / records.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+    probe.save(folder / records.PROBE)
+    write_file(folder / records.CONFIG, configs.dumps(config).encode())
 
 
 def _require_same(folder: Path, config: RunConfig) -> None:
-    there = configs.load_file(folder / protocol.CONFIG, RunConfig())
+    there = configs.load_file(folder / records.CONFIG, RunConfig())
     if there != config:
         lines = set(configs.dumps(config).splitlines()) - set(configs.dumps(there).splitlines())
         raise UserError(

@@ -11,8 +11,8 @@ from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import Corpus, Cursor, open_corpus, read_documents
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import build_probe
-from diffurefill.fleet import protocol
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet import records
+from diffurefill.fleet.records import State
 from diffurefill.store.base import (
     MAIN,
     Change,
@@ -76,11 +76,11 @@ def _publish(
     store: Store, state: State, config: RunConfig, tokenizer: Tokenizer, probe: Change
 ) -> None:
     changes: dict[str, Change] = {
-        protocol.STATE: dump_json(protocol.to_json(state)),
-        protocol.CONFIG: configs.dumps(config).encode(),
-        protocol.TOKENIZER: tokenizer.to_json().encode(),
-        protocol.PROBE: probe,
-        protocol.GLOBAL: state.global_weights,
+        records.STATE: dump_json(records.to_json(state)),
+        records.CONFIG: configs.dumps(config).encode(),
+        records.TOKENIZER: tokenizer.to_json().encode(),
+        records.PROBE: probe,
+        records.GLOBAL: state.global_weights,
     }
     try:
         publish_surely(store, MAIN, changes, expect=None)

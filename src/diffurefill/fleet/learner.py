@@ -7,13 +7,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from diffurefill.data.documents import Cursor
-from diffurefill.data.loader import Position
+from diffurefill.data.packing import Position
 from diffurefill.evaluate.probes import Probe, held_out_ce
-from diffurefill.fleet.codec import CODEC, encode_delta, inspect_delta
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet.adoption import keep_drift
+from diffurefill.fleet.averaging import FileAverager
+from diffurefill.fleet.codec import encode_delta
+from diffurefill.fleet.records import Cursor, State
 from diffurefill.runtime import machine_facts
-from diffurefill.train.checkpoint import load_weights, schema
+from diffurefill.train.checkpoint import load_weights, save_weights
 from diffurefill.train.loop import Trainer
 
 PROBE_ROWS = 16
@@ -24,24 +25,31 @@ the same rows, so few rows suffice, and they cost a worker little."""
 class TrainingLearner:
     """See worker.Learner. One optimiser serves all intervals: moments survive every adoption."""
 
-    codec = CODEC
-
     def __init__(self, trainer: Trainer, probe: Probe) -> None:
+        fleet = trainer.config.fleet
         self._trainer, self._probe = trainer, probe.head(PROBE_ROWS)
+        self._keeps_drift = fleet.adoption == "keep_drift"
+        self.codec = fleet.codec
         self.machine = str(machine_facts()["device"])
+        self._pushed: Path | None = None
+        """The weights as they were pushed: what drift is counted from."""
         self._adopted_ce = float("nan")
         self._trained_ce: float | None = None
         """CE of the weights as the last interval left them; None until one was completed."""
 
-    def adopt(self, weights: Path, state: State) -> dict[str, Any]:
+    def adopt(self, weights: Path, state: State, ahead: int) -> dict[str, Any]:
         """Logs `adoption`: CE after loading the global minus CE before, after a full interval."""
         before, self._trained_ce = self._trained_ce, None
-        self._trainer.load_weights(load_weights(weights), step=state.step)
-        cursor = state.cursor(self._trainer.slot)
-        start = Position(cursor=Cursor.from_json(cursor), num_rows=0) if cursor else None
-        self._trainer.seek(start)
+        trainer = self._trainer
+        if ahead and self._pushed is not None:
+            keep_drift(trainer.parameters(), self._pushed, weights)
+            trainer.step = state.step + ahead
+        else:
+            trainer.load_weights(load_weights(weights), step=state.step)
+            cursor = state.cursor(trainer.slot)
+            trainer.seek(Position.from_json(cursor) if cursor else None)
         self._adopted_ce = self._ce()
-        facts = {"held_out_ce": self._adopted_ce}
+        facts = {"held_out_ce": self._adopted_ce, "ahead": ahead}
         return facts if before is None else {**facts, "adoption": self._adopted_ce - before}
 
     def step(self, local_step: int) -> dict[str, Any]:
@@ -53,16 +61,21 @@ class TrainingLearner:
     def reset(self) -> None:
         self._trainer.reset_optimizer()
 
-    def cursor(self) -> dict[str, int]:
+    def cursor(self) -> Cursor:
+        """A session that ends early stops inside an interval, so rows count as well."""
         position = self._trainer.position
         assert position is not None, "no step was taken"
-        assert position.num_rows == 0, "only at an interval's end is the cursor the position"
-        return position.cursor.to_json()
+        return position.to_json()
 
     def save_delta(self, base: Path, dest: Path) -> float:
-        encode_delta(base, self._trainer.weights(), dest)
-        facts = inspect_delta(dest, schema(base))
-        return facts.norm if facts.finite else float("nan")
+        weights = self._trainer.parameters()
+        if self._keeps_drift:
+            self._pushed = dest.with_name("pushed.weights")
+            save_weights(self._pushed, self._trainer.weights())
+        return encode_delta(base, weights, dest, codec=self.codec)
+
+    def apply_update(self, base: Path, update: Path, dest: Path) -> None:
+        FileAverager().apply_update(base, update, dest)
 
     def finish(self) -> dict[str, Any]:
         """Drift: how far the local steps moved the probe before the merge. Memory in MB."""

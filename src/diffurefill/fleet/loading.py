@@ -27,8 +27,9 @@ from diffurefill.evaluate.probes import (
     decoding_accuracy,
     held_out_ce,
 )
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.fleet.alone import is_train_folder, read_folder
+from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.run import Run, open_run
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.runtime import default_device
@@ -150,10 +151,13 @@ def load_from_run(run: Run, weights: str) -> LoadedModel:
     snapshot = run.snapshot()
     ema = snapshot.state.ema
     use_ema = weights == "ema" and ema is not None
-    ref = ema.ref if use_ema and ema is not None else snapshot.state.global_weights
+    if use_ema and ema is not None:
+        path = run.fetch(ema.ref)
+    else:
+        path = run.fetch_global(snapshot, FileAverager().apply_update)
     name = f"{'ema' if use_ema else 'global'}, generation {snapshot.state.gen}"
-    probe = run.fetch(snapshot.version.ref(protocol.PROBE))
-    return _loaded(name, load_weights(run.fetch(ref)), run.tokenizer_json, run.config, probe)
+    probe = run.fetch(snapshot.version.ref(records.PROBE))
+    return _loaded(name, load_weights(path), run.tokenizer_json, run.config, probe)
 
 
 def _loaded(

@@ -6,11 +6,10 @@ The whole fleet is judged by these files and never by asking a machine (the repo
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.store.base import Store
 
 MAX_LINES = 200
@@ -20,8 +19,16 @@ MAX_LINES = 200
 class WorkerLog:
     """Lines to push, each also said on the screen unless it is quiet."""
 
-    def __init__(self, worker: int, incarnation: str, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        incarnation: str,
+        report: Callable[[str], None],
+        wall_clock: Callable[[], float],
+    ) -> None:
         self._worker, self._incarnation, self._report = worker, incarnation, report
+        # Wall time is for people: no rule of the fleet compares clocks of two machines.
+        self._wall_clock = wall_clock
         self._lines: list[str] = []
 
     def continue_from(self, content: bytes) -> None:
@@ -29,8 +36,8 @@ class WorkerLog:
         self._lines = content.decode().splitlines()
 
     def note(self, phase: str, facts: dict[str, Any], *, quiet: bool = False) -> None:
-        # Wall time is for people: no rule of the fleet compares clocks of two machines.
-        record = {"time": time.time(), "incarnation": self._incarnation, "phase": phase, **facts}
+        identity = {"time": self._wall_clock(), "incarnation": self._incarnation}
+        record = {**identity, "phase": phase, **facts}
         self._lines = [*self._lines, json.dumps(record)][-MAX_LINES:]
         if not quiet:
             self._report(f"worker {self._worker}: {phase} {_plain(facts)}")
@@ -41,8 +48,8 @@ class WorkerLog:
 
 def read_log(store: Store, worker: int) -> list[dict[str, Any]]:
     """The records of a worker's pushed log, oldest first; empty when it has none."""
-    version = store.head(protocol.lane_of(worker))
-    path = protocol.worker_paths(worker).log
+    version = store.head(records.lane_of(worker))
+    path = records.worker_paths(worker).log
     if version is None or path not in version.files:
         return []
     lines = store.read(version.ref(path)).decode().splitlines()

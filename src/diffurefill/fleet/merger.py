@@ -1,9 +1,9 @@
 """The merger: claim the run, collect contributions, average them, publish the next global.
 
 It may be killed at any instruction. Nothing durable lives only here: a new merger claims the next
-epoch, finishes a side average the old one left out, merges what workers had pushed, and goes on.
-Of two mergers alive only the newer can publish: every publish is a compare-and-swap on lane
-`main`, and the older one finds that the head has moved and stops.
+epoch, finishes what the old one left out of its second publish, merges what workers had pushed,
+and goes on. Of two mergers alive only the newer can publish: every publish is a compare-and-swap
+on lane `main`, and the older one finds that the head has moved and stands by.
 
 `Merger.run` is a generator that yields the seconds it wants to wait; see worker.py for why.
 Source: spec fleet.md 5.2-5.4, algorithms.md 3.5.
@@ -11,57 +11,35 @@ Source: spec fleet.md 5.2-5.4, algorithms.md 3.5.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
-from diffurefill.fleet import protocol
-from diffurefill.fleet.protocol import Contribution, Registration, Rejected, State
+from diffurefill.fleet import protocol, records
+from diffurefill.fleet.averager import Averager, Guard
+from diffurefill.fleet.collect import Arrived, Collector
+from diffurefill.fleet.follow import Followers, keep
+from diffurefill.fleet.merging import Attempt, Base, Merging
+from diffurefill.fleet.patience import Patience
+from diffurefill.fleet.records import Identity, State
 from diffurefill.fleet.run import Fenced, Run, Snapshot
 from diffurefill.store.base import (
     MAIN,
     Change,
     Conflict,
-    Corrupt,
-    NotFound,
-    Ref,
+    Publication,
     StoreError,
     Version,
     dump_json,
     publish_surely,
-    read_json,
+    sha256_file,
 )
 
-
-class Averager(Protocol):
-    """The arithmetic of a merge. The real one is fleet/averaging.py; tests use integers."""
-
-    codec: str
-
-    def fault(self, payload: Path, base: Path) -> str | None:
-        """Why these bytes may not be merged (`schema`, `nonfinite`), or None."""
-        ...
-
-    def mean(self, base: Path, payloads: list[tuple[Path, float]], dest: Path) -> None:
-        """`dest` = base + weighted mean of the payloads, summed in the given order."""
-        ...
-
-    def ema(self, previous: Path | None, new: Path, decay: float, dest: Path) -> None: ...
-
-
-@dataclass
-class Round:
-    """What has been seen of the generation being collected. Times on this process's own clock."""
-
-    eligible: dict[int, tuple[Contribution, Path]] = field(default_factory=dict)
-    rejected: dict[tuple[int, str, int], Rejected] = field(default_factory=dict)
-    """By identity. The next generation's record names them all."""
-    recovering: bool = False
-    """The first round of a merger, which leftovers of a dead fleet may close (`num_needed`)."""
-    grace_since: float | None = None
+BEATS_PER_LEASE = 3.0
 
 
 class Merger:
@@ -69,226 +47,272 @@ class Merger:
         self,
         run: Run,
         averager: Averager,
+        guard: Guard | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         report: Callable[[str], None] = print,
         on_event: Callable[[str, State], None] = lambda event, state: None,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
         """`on_event(name, state)` hears `claimed`, `averaged` (not yet published), `published`."""
         self._run, self._averager = run, averager
         self._clock, self._report, self._on_event = clock, report, on_event
-        self.merger_id = uuid.uuid4().hex
-        self._seen: dict[str, str] = {}
-        self._moved_at: dict[str, float] = {}
-        self._now = run.snapshot()
+        self.merger_id = new_id()
+        self._io = Patience(lambda line: report(f"merger: {line}"), random.Random(self.merger_id))
+        self._followers = Followers(run, averager, self.merger_id, self._io)
+        self._collector: Collector
+        self._merging = Merging(run.config.fleet, averager, guard, run.cache, self.merger_id)
+        self._published_at = clock()
+        self._held: frozenset[Identity] = frozenset()
+        """What the guard refused to publish as a whole; tried again when it changes."""
+        self._now: Snapshot
 
     def run(self, generations: int | None = None) -> Iterator[float]:
         """Merge until `generations` exist (None: for ever), yielding seconds to wait."""
-        self._claim()
-        recovering = True
-        while generations is None or self._now.state.gen < generations:
-            self._finish_ema()
-            collected = Round(recovering=recovering)
-            while not self._complete(collected):
-                yield self._run.config.fleet.poll_seconds
-                self._require_term()
-                self._collect(collected)
-            self._merge(collected)
-            recovering = False
-            yield 0.0
-        self._finish_ema()
+        yield from self._io(self._run.store.selftest)
+        while (yield from self._await_turn(generations)):
+            try:
+                yield from self._claim()
+                yield from self._serve(generations)
+                yield from self._publish(protocol.released(self._now.state), {})
+                break
+            except Fenced as fenced:
+                self._report(f"merger: {fenced}")
         self._report(f"merger: generation {self._now.state.gen} reached, done")
 
-    # --- the main lane ---------------------------------------------------------------------------
+    # --- the term --------------------------------------------------------------------------------
 
-    def _claim(self) -> None:
-        """Begin a new term. Retried on conflict: a claim is never a reason to give up."""
-        self._run.store.selftest()
+    def _await_turn(self, generations: int | None) -> Generator[float, None, bool]:
+        """Stand by while another merger shows signs of life; False when there is nothing to do.
+
+        Only this process's own clock counts: the main lane must not have moved for a lease. The
+        lease saves work, never safety, which is the compare-and-swap's.
+        """
+        seen, since, told = None, self._clock(), False
         while True:
-            self._now = self._run.snapshot()
-            before = self._now.state
-            try:
-                self._publish(protocol.claimed(before, self.merger_id), {})
-                break
-            except Fenced:
-                continue  # somebody published between our read and our claim: read again
+            self._now = yield from self._io(self._run.snapshot)
+            state = self._now.state
+            if not state.merger_id:
+                return not self._is_over(generations)
+            if self._now.version.id != seen:
+                seen, since = self._now.version.id, self._clock()
+            if self._clock() - since >= self._run.config.fleet.lease_seconds:
+                return True
+            if not told:
+                lease = self._run.config.fleet.lease_seconds
+                self._report(f"merger: another one is at work; standing by ({lease:.0f} s lease)")
+                told = True
+            yield self._run.config.fleet.poll_seconds
+
+    def _is_over(self, generations: int | None) -> bool:
+        done = generations is not None and self._now.state.gen >= generations
+        return done and not self._followers.due(self._now.state)
+
+    def _claim(self) -> Iterator[float]:
+        """Begin a new term."""
+        before = self._now.state
+        yield from self._publish(protocol.claimed(before, self.merger_id), {})
         self._report(
             f"merger: epoch {self._now.state.epoch} begins at generation {before.gen}, step "
-            f"{before.step}, after {'nobody' if not before.merger_id else before.merger_id[:8]}"
+            f"{before.step}, after {before.merger_id[:8] or 'nobody'}"
         )
         self._on_event("claimed", self._now.state)
 
-    def _publish(self, state: State, changes: dict[str, Change]) -> None:
+    def release(self) -> None:
+        """Give the term up at once, for a process that is being interrupted."""
+        with contextlib.suppress(StoreError, AttributeError):
+            if self._now.state.merger_id == self.merger_id:
+                state = protocol.released(self._now.state)
+                publish_surely(self._run.store, MAIN, _changes(state), expect=self._now.version)
+
+    def _publish(self, state: State, changes: dict[str, Change]) -> Iterator[float]:
+        """The next version of the main lane, or Fenced when somebody else has written there."""
+        publication = Publication(
+            self._run.store, MAIN, {**changes, **_changes(state)}, expect=self._now.version
+        )
         try:
-            version = publish_surely(
-                self._run.store,
-                MAIN,
-                {**changes, protocol.STATE: dump_json(protocol.to_json(state))},
-                expect=self._now.version,
-            )
+            version = yield from self._io(publication.attempt)
         except Conflict:
             raise self._fenced() from None
-        self._now = Snapshot(version, state)
+        self._hold(version, state)
 
-    def _require_term(self) -> None:
-        """Stop as soon as another merger has claimed the run. Safety does not depend on this."""
-        if self._run.store.poll([MAIN])[MAIN] != self._now.version.id:
-            raise self._fenced()
+    def _hold(self, version: Version, state: State) -> None:
+        self._now = Snapshot(version, state)
+        self._published_at = self._clock()
 
     def _fenced(self) -> Fenced:
         return Fenced(
-            f"another merger took over after epoch {self._now.state.epoch}; this one stops and "
+            f"another merger took over after epoch {self._now.state.epoch}; this one stands by, "
             "nothing is lost"
         )
 
-    # --- collecting ------------------------------------------------------------------------------
-
-    def _collect(self, collected: Round) -> None:
-        """Look at every worker's lane that moved since the last look."""
-        lanes = [n for n in self._run.store.lanes() if protocol.worker_of(n) is not None]
-        for lane, head_id in self._run.store.poll(lanes).items():
-            if head_id is None or self._seen.get(lane) == head_id:
-                continue
-            version = self._run.store.head(lane)
-            if version is None:
-                continue
-            self._seen[lane] = version.id
-            self._moved_at[lane] = self._clock()
-            self._consider(lane, version, collected)
-        needed, _ = self._needed(collected)
-        if collected.grace_since is None and protocol.grace_opens(
-            self._run.config.fleet, len(collected.eligible), needed
-        ):
-            collected.grace_since = self._clock()
-
-    def _consider(self, lane: str, version: Version, collected: Round) -> None:
-        """Judge the contribution on `lane`, if there is one, by its manifest and then its bytes."""
-        found = self._read_lane(lane, version)
-        if found is None:
+    def _require_term(self, head_id: str | None) -> Iterator[float]:
+        """Stop as soon as another merger has claimed the run. Safety does not depend on this."""
+        if head_id == self._now.version.id:
             return
-        c, registration = found
-        worker, state = c.worker, self._now.state
-        verdict: str = protocol.judge(c, state, registration, self._averager.codec)
-        if verdict == "decided" or worker in collected.eligible:
-            return
-        if verdict == "eligible":
-            payload = self._run.cache / f"{c.payload.sha256}.delta"
-            verdict = self._fault(c.payload, payload) or verdict
-            if verdict == "eligible":
-                collected.eligible[worker] = (c, payload)
-                self._report(f"merger: worker {worker} contributed to generation {state.gen}")
+        newest = yield from self._io(self._run.snapshot)
+        if newest.state.epoch > self._now.state.epoch:
+            raise self._fenced()
+
+    # --- rounds ----------------------------------------------------------------------------------
+
+    def _serve(self, generations: int | None) -> Iterator[float]:
+        recovering, published_at = True, None
+        # New with every term: what was seen before may have been undone by somebody else's.
+        self._collector = Collector(self._run, self._averager, self._io, self._clock, self._report)
+        while generations is None or self._now.state.gen < generations:
+            yield from self._second_publish()
+            self._collector.begin(published_at)
+            before = self._now.state.gen
+            while self._now.state.gen == before:
+                yield from self._collect(recovering)
+                yield from self._merge()
+            recovering, published_at = False, self._published_at
+        yield from self._second_publish()
+
+    def _collect(self, recovering: bool) -> Iterator[float]:
+        """Wait for enough contributions; rejections are told at once, with signs of life."""
+        fleet, store = self._run.config.fleet, self._run.store
+        while True:
+            yield fleet.poll_seconds
+            lanes = yield from self._io(store.lanes)
+            ours = [lane for lane in lanes if records.worker_of(lane) is not None]
+            heads = yield from self._io(lambda ours=ours: store.poll([MAIN, *ours]))
+            yield from self._require_term(heads.pop(MAIN))
+            rejected = yield from self._collector.look(heads, self._now)
+            if rejected:
+                yield from self._publish(protocol.with_rejected(self._now.state, rejected), {})
+            if self._collector.is_complete(recovering=recovering) and self._is_news():
                 return
-        rejected = Rejected(
-            worker=worker,
-            incarnation=c.incarnation,
-            seq=c.seq,
-            base_gen=c.base_gen,
-            reason=verdict,
-        )
-        self._report(f"merger: rejected worker {worker}, contribution {c.seq}: {verdict}")
-        collected.rejected[rejected.identity] = rejected
-        if verdict != "stale_base":  # its worker waits for a decision: tell it now
-            self._publish(protocol.with_rejected(state, [rejected]), {})
+            if self._clock() - self._published_at >= fleet.lease_seconds / BEATS_PER_LEASE:
+                live = self._collector.live()
+                yield from self._publish(protocol.beaten(self._now.state, live), {})
 
-    def _read_lane(self, lane: str, version: Version) -> tuple[Contribution, Registration] | None:
-        """The lane's contribution, or None; a lane that cannot be read never stops the merger."""
-        worker = protocol.worker_of(lane)
-        assert worker is not None
-        paths, store = protocol.worker_paths(worker), self._run.store
-        if paths.manifest not in version.files:
-            return None
-        try:
-            c = protocol.contribution_from_json(read_json(store, version, paths.manifest))
-            registration = protocol.registration_from_json(
-                read_json(store, version, paths.registration)
-            )
-            if worker != c.worker or worker != registration.worker:
-                raise KeyError(f"it holds files of worker {c.worker}")
-        except (StoreError, KeyError, TypeError) as error:
-            self._report(f"merger: lane {lane} cannot be read ({error}); waiting for its next push")
-            return None
-        return c, registration
-
-    def _fault(self, ref: Ref, payload: Path) -> str | None:
-        try:
-            self._run.cache.mkdir(parents=True, exist_ok=True)
-            self._run.store.fetch(ref, payload)
-        except (Corrupt, NotFound):
-            return "corrupt"
-        return self._averager.fault(payload, self._run.fetch(self._now.state.global_weights))
-
-    def _live(self) -> int:
-        """Workers whose lane moved within `live_seconds` on this process's own clock."""
-        horizon = self._clock() - self._run.config.fleet.live_seconds
-        return sum(moved >= horizon for moved in self._moved_at.values())
-
-    def _needed(self, collected: Round) -> tuple[int, int]:
-        live, fleet = self._live(), self._run.config.fleet
-        return protocol.num_needed(fleet, live, recovering=collected.recovering), live
-
-    def _complete(self, collected: Round) -> bool:
-        needed, live = self._needed(collected)
-        since = collected.grace_since
-        return protocol.round_closes(
-            self._run.config.fleet,
-            num_eligible=len(collected.eligible),
-            num_live=live,
-            needed=needed,
-            grace_elapsed=0.0 if since is None else self._clock() - since,
-        )
+    def _is_news(self) -> bool:
+        return _identities(self._collector) != self._held
 
     # --- averaging and publishing ----------------------------------------------------------------
 
-    def _merge(self, collected: Round) -> None:
-        """Average what was collected and publish it as the next generation, in one version."""
-        state = self._now.state
-        payloads = {c.identity: path for c, path in collected.eligible.values()}
-        accepted = protocol.summation_order([c for c, _ in collected.eligible.values()])
-        base = self._run.fetch(state.global_weights)
-        dest = self._run.cache / f"{self.merger_id}.next"
-        self._averager.mean(base, [(payloads[c.identity], float(c.tokens)) for c in accepted], dest)
-        ref = self._keep(dest)
+    def _merge(self) -> Iterator[float]:
+        """Average what was collected and publish it as the next generation, in one version.
+
+        What the gates refuse is put on record and the rest is merged; when nothing is left, the
+        round goes on.
+        """
+        state, arrived = self._now.state, list(self._collector.arrived.values())
+        base = Base(state, (yield from self._global()), (yield from self._momentum()))
+        folds = yield from self._followers.folds(_preview(state, arrived))
+        attempt = self._merging.attempt(base, arrived, list(folds.values()))
+        refused = [self._collector.reject(c, reason) for c, reason in attempt.refused]
+        if attempt.merged:
+            yield from self._advance(attempt)
+            return
+        self._held = _identities(self._collector) if attempt.held else frozenset()
+        following = protocol.with_rejected(state, refused)
+        if attempt.held:
+            following = replace(following, alert=_held_back(state.gen + 1))
+            self._report(f"merger: {following.alert}")
+        yield from self._publish(following, {})
+
+    def _global(self) -> Generator[float, None, Path]:
+        now = self._now
+        return (
+            yield from self._io(lambda: self._run.fetch_global(now, self._averager.apply_update))
+        )
+
+    def _momentum(self) -> Generator[float, None, Path | None]:
+        """The outer step's momentum; None when it starts from zero."""
+        saved = self._now.state.momentum
+        if not self._averager.needs_momentum:
+            return None
+        if saved is None or saved.gen != self._now.state.gen:
+            self._report("merger: the outer step's momentum starts from zero")
+            return None
+        return (yield from self._io(lambda: self._run.fetch(saved.ref)))
+
+    def _advance(self, attempt: Attempt) -> Iterator[float]:
+        """Publish the merged global as the next generation."""
+        before, merging = self._now.state, self._merging
+        changes: dict[str, Change] = {}
+        update = ref = None
+        if merging.update is not None:
+            update = changes[records.UPDATE] = yield from keep(self._run, self._io, merging.update)
+            ref = sha256_file(merging.weights)
+            merging.weights.replace(self._run.path_of(ref))
+        else:
+            ref = changes[records.GLOBAL] = yield from keep(self._run, self._io, merging.weights)
+        momentum = None
+        if merging.momentum is not None:
+            momentum = yield from keep(self._run, self._io, merging.momentum)
+            changes[records.MOMENTUM] = momentum
+        accepted = [a.contribution for a in attempt.merged]
         following = protocol.advanced(
-            state,
+            before,
             accepted=accepted,
-            rejected=list(collected.rejected.values()),
+            measured=attempt.measured,
+            rejected=list(self._collector.rejected.values()),
             global_weights=ref,
+            update=update,
+            momentum=momentum,
+            guard_ce=attempt.guard_ce,
+            live=self._collector.live(),
+            max_staleness=self._run.config.fleet.max_staleness,
         )
         self._on_event("averaged", following)
-        record = protocol.round_record(following, state.global_weights)
-        self._publish(
-            following,
-            {protocol.GLOBAL: ref, protocol.round_path(following.gen): dump_json(record)},
-        )
-        for path in payloads.values():
-            path.unlink(missing_ok=True)
-        self._report(
-            f"merger: published generation {following.gen} from "
-            f"{len(accepted)} contribution{'s' if len(accepted) > 1 else ''} "
-            f"(workers {', '.join(str(c.worker) for c in accepted)}), step {following.step}, "
-            f"{following.tokens:,} tokens"
-        )
+        record = records.round_record(following, before.global_weights)
+        changes[records.round_path(following.gen)] = dump_json(record)
+        yield from self._publish(following, changes)
+        self._merging.published(ref.sha256)
+        self._followers.folded(ref.sha256)
+        self._held = frozenset()
+        for arrived in attempt.merged:
+            arrived.path.unlink(missing_ok=True)
+        self._report(_summary(following))
         self._on_event("published", following)
 
-    def _finish_ema(self) -> None:
-        """Fold this generation into the EMA, in a second publish, unless it is there already.
+    def _second_publish(self) -> Iterator[float]:
+        """EMA, SWA, snapshots, compaction: what follows a generation and is not done yet."""
+        state, changes = yield from self._followers.changes(self._now)
+        if changes:
+            yield from self._publish(state, changes)
+        self._followers.keep_local(self._now.state)
+        every = self._run.config.fleet.compact_every
+        if every and self._now.state.gen - self._now.state.compacted_gen >= every:
+            yield from self._publish(protocol.compacted(self._now.state), {})
+            now = self._now
+            version = yield from self._io(lambda: self._run.store.compact(MAIN, now.version))
+            self._hold(version, now.state)
 
-        Off the critical path: workers train on the new global meanwhile. A merger that died in
-        between left `ema.gen` behind `gen`, and its successor does it first.
-        """
-        state = self._now.state
-        if not protocol.ema_is_due(state):
-            return
-        previous = self._run.fetch(state.ema.ref) if state.ema else None
-        new = self._run.fetch(state.global_weights)
-        dest = self._run.cache / f"{self.merger_id}.ema"
-        self._averager.ema(previous, new, self._run.config.fleet.ema_decay, dest)
-        ref = self._keep(dest)
-        self._publish(protocol.with_ema(state, ref), {protocol.EMA: ref})
-        self._run.forget(keep={state.global_weights.sha256, ref.sha256})
 
-    def _keep(self, path: Path) -> Ref:
-        """Stage a file made here and keep it as the local copy of its digest."""
-        ref = self._run.store.stage(path)
-        path.replace(self._run.cache / f"{ref.sha256}.safetensors")
-        return ref
+# --- helpers -------------------------------------------------------------------------------------
+
+
+def _changes(state: State) -> dict[str, Change]:
+    return {records.STATE: dump_json(records.to_json(state))}
+
+
+def _identities(collector: Collector) -> frozenset[Identity]:
+    return frozenset(a.contribution.identity for a in collector.arrived.values())
+
+
+def _preview(state: State, arrived: Sequence[Arrived]) -> State:
+    """The next generation as far as the side averages look at it."""
+    steps = max(a.contribution.steps for a in arrived)
+    return replace(state, gen=state.gen + 1, step=state.step + steps)
+
+
+def _held_back(gen: int) -> str:
+    return (
+        f"generation {gen} is held back: held-out text got worse and no single contribution "
+        "explains it. Look at the workers' logs; then `diffurefill rollback`, or start the merger "
+        "with --guard False to accept it"
+    )
+
+
+def _summary(state: State) -> str:
+    workers = ", ".join(str(c.worker) for c in state.accepted)
+    n = len(state.accepted)
+    return (
+        f"merger: published generation {state.gen} from {n} contribution{'s' if n > 1 else ''} "
+        f"(workers {workers}), step {state.step}, {state.tokens:,} tokens"
+    )

@@ -1,188 +1,30 @@
-"""The fleet's records and rules as pure functions: no torch, no I/O, no clock.
+"""The fleet's rules as pure functions of its records: no torch, no I/O, no clock.
 
-`state.json` on lane `main` is the only authority on what was merged. It names the global weights
-by sha256, so a contribution says which *bytes* it started from, and a re-published or rolled-back
-global can never swallow work that was done on another one. Source: spec fleet.md 5.1-5.4.
+Which contribution may enter the next global, and what every publish makes of the state. When a
+round closes is in rounds.py, what counts as a sound delta in gates.py. Source: spec fleet.md 5.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from diffurefill.config import FleetConfig
+from diffurefill.fleet.records import (
+    Average,
+    Contribution,
+    Cursor,
+    Decided,
+    Measured,
+    Registration,
+    Rejected,
+    Saved,
+    State,
+)
 from diffurefill.store.base import Ref
 
-STATE = "state.json"
-CONFIG = "config.toml"
-TOKENIZER = "tokenizer.json"
-PROBE = "probe.safetensors"
-GLOBAL = "global_b.safetensors"
-EMA = "global_ema.safetensors"
-
-Cursor = Mapping[str, int]
-"""Where a slot's reader stands, as JSON; the fleet compares cursors and never looks inside."""
-
-
-def lane_of(worker: int) -> str:
-    return f"w-{worker:02d}"
-
-
-def worker_of(lane: str) -> int | None:
-    """The worker's number, or None for a lane that is not a worker's."""
-    prefix, _, number = lane.partition("-")
-    return int(number) if prefix == "w" and number.isdigit() else None
-
-
-def round_path(gen: int) -> str:
-    return f"rounds/{gen:08d}.json"
-
-
-@dataclass(frozen=True)
-class WorkerPaths:
-    """The files on a worker's own lane."""
-
-    registration: str
-    manifest: str
-    payload: str
-    log: str
-
-
-def worker_paths(worker: int) -> WorkerPaths:
-    n = f"w{worker:02d}"
-    return WorkerPaths(f"reg_{n}.json", f"ckpt_{n}.json", f"ckpt_{n}.safetensors", f"log_{n}.jsonl")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Registration:
-    """Who holds a worker's lane. Each process start is a new incarnation."""
-
-    worker: int
-    incarnation: str
-    inherited: str | None = None
-    """Whose contribution lay on the lane at registration: if nobody merged it, it still counts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contribution:
-    """What a worker says of the payload it pushed: `ckpt_wNN.json`."""
-
-    run_id: str
-    worker: int
-    incarnation: str
-    seq: int
-    base_gen: int
-    base_sha256: str
-    config_sha: str
-    schema_sha: str
-    codec: str
-    payload: Ref
-    steps: int
-    tokens: int
-    cursor_start: Cursor | None
-    cursor_end: Cursor | None
-    delta_norm: float
-    loss_mean: float
-
-    @property
-    def identity(self) -> tuple[int, str, int]:
-        """No two contributions of a run share it (spec fleet.md I4)."""
-        return (self.worker, self.incarnation, self.seq)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rejected:
-    worker: int
-    incarnation: str
-    seq: int
-    base_gen: int
-    reason: str
-
-    @property
-    def identity(self) -> tuple[int, str, int]:
-        return (self.worker, self.incarnation, self.seq)
-
-
-@dataclass(frozen=True)
-class Average:
-    """A side average of the globals: EMA. `gen` is the last generation folded into it."""
-
-    ref: Ref
-    count: int
-    gen: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decided:
-    """What became of a worker's last contribution."""
-
-    incarnation: str
-    seq: int
-    reason: str | None = None
-    """Why it was rejected; None when it was accepted."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """`state.json`. `gen` grows by one with every new global and is never reused."""
-
-    run_id: str
-    config_sha: str
-    schema_sha: str
-    """Digest of the weights' names, dtypes and shapes."""
-    corpus_sha: str
-    """Fingerprint of the text: cursors count documents, so every worker must have the same."""
-    global_weights: Ref
-    gen: int = 0
-    parent_gen: int | None = None
-    epoch: int = 0
-    merger_id: str = ""
-    step: int = 0
-    tokens: int = 0
-    ema: Average | None = None
-    accepted: tuple[Contribution, ...] = ()
-    rejected: tuple[Rejected, ...] = ()
-    roster: Mapping[str, Decided] = field(default_factory=dict)
-    cursors: Mapping[str, Cursor] = field(default_factory=dict)
-
-    @property
-    def round_id(self) -> str:
-        """For people only; rules compare gen and sha256."""
-        return f"{self.run_id}/{self.epoch}/{self.gen}"
-
-    def cursor(self, slot: int) -> Cursor | None:
-        """Where slot `slot` continues; None at its beginning."""
-        return self.cursors.get(str(slot))
-
-
-def to_json(record: Any) -> dict[str, Any]:
-    """A record as plain JSON data."""
-    return dataclasses.asdict(record)
-
-
-def contribution_from_json(data: Mapping[str, Any]) -> Contribution:
-    fields: dict[str, Any] = {**data, "payload": Ref.from_json(data["payload"])}
-    return Contribution(**fields)
-
-
-def registration_from_json(data: Mapping[str, Any]) -> Registration:
-    return Registration(**data)
-
-
-def state_from_json(data: Mapping[str, Any]) -> State:
-    ema = data["ema"]
-    fields: dict[str, Any] = {
-        **data,
-        "global_weights": Ref.from_json(data["global_weights"]),
-        "ema": Average(Ref.from_json(ema["ref"]), ema["count"], ema["gen"]) if ema else None,
-        "accepted": tuple(contribution_from_json(c) for c in data["accepted"]),
-        "rejected": tuple(Rejected(**r) for r in data["rejected"]),
-        "roster": {w: Decided(**d) for w, d in data["roster"].items()},
-    }
-    return State(**fields)
-
+KEPT_NORMS = 20
 
 # --- which contributions count -------------------------------------------------------------------
 
@@ -193,15 +35,19 @@ Verdict = Literal[
 
 
 def judge(
-    contribution: Contribution, state: State, registration: Registration, codec: str
+    contribution: Contribution,
+    state: State,
+    registration: Registration,
+    codecs: Collection[str],
+    max_staleness: int,
 ) -> Verdict:
     """Whether `contribution`, found on its worker's lane, may enter the next global, or why not.
 
-    `decided` means it was accepted or rejected before and is no news. Bytes (hash, finiteness) are
-    checked by the merger after this, on the payload itself.
+    `decided` means it was accepted or rejected before and is no news. Bytes (hash, finiteness,
+    norm) are checked by the merger after this, on the payload itself.
     """
-    c, last = contribution, state.roster.get(str(contribution.worker))
-    if last is not None and last.incarnation == c.incarnation and c.seq <= last.seq:
+    c = contribution
+    if was_decided(c, state):
         return "decided"
     if c.run_id != state.run_id:
         return "run"
@@ -209,47 +55,45 @@ def judge(
         return "config"
     if c.schema_sha != state.schema_sha:
         return "schema"
-    if c.codec != codec:
+    if c.codec not in codecs:
         return "codec"
-    if c.base_gen != state.gen or c.base_sha256 != state.global_weights.sha256:
+    if not has_known_base(c, state, max_staleness):
         return "stale_base"
-    if c.incarnation not in (registration.incarnation, registration.inherited):
+    if not holds_the_lane(c, registration):
         return "incarnation"
-    if c.cursor_start != state.cursor(c.worker):
+    if not starts_at_its_slot(c, state):
         return "slot_cursor"
     if c.steps <= 0 or c.tokens <= 0:
         return "no_steps"
     return "eligible"
 
 
-# --- when a round closes -------------------------------------------------------------------------
+def was_decided(c: Contribution, state: State) -> bool:
+    last = state.roster.get(str(c.worker))
+    return last is not None and last.incarnation == c.incarnation and c.seq <= last.seq
 
 
-def num_needed(config: FleetConfig, num_live: int, *, recovering: bool) -> int:
-    """Contributions without which the round stays open.
-
-    `min_fresh`, but never more than there are live workers: N falls to 1 when one worker is left.
-    A merger that has just started needs one: after the loss of a whole fleet, what dead workers
-    had pushed is merged before any new worker is waited for (the report's rule ii).
-    """
-    return 1 if recovering else max(1, min(config.min_fresh, num_live))
+def has_known_base(c: Contribution, state: State, max_staleness: int) -> bool:
+    """Made on the bytes of the current global, or of one at most `max_staleness` older."""
+    current = Saved(state.gen, state.global_weights)
+    bases = (current, *state.recent[:max_staleness])
+    return any((c.base_gen, c.base_sha256) == (b.gen, b.ref.sha256) for b in bases)
 
 
-def grace_opens(config: FleetConfig, num_eligible: int, needed: int) -> bool:
-    """Whether the grace period for stragglers has begun."""
-    return num_eligible >= (needed if config.grace_from == "nth" else 1)
+def holds_the_lane(c: Contribution, registration: Registration) -> bool:
+    return c.incarnation in (registration.incarnation, registration.inherited)
 
 
-def round_closes(
-    config: FleetConfig, *, num_eligible: int, num_live: int, needed: int, grace_elapsed: float
-) -> bool:
-    """Whether to average now: enough contributions, and nobody left to wait for or grace over."""
-    if num_eligible < needed:
-        return False
-    return num_eligible >= num_live or grace_elapsed >= config.grace_seconds
+def starts_at_its_slot(c: Contribution, state: State) -> bool:
+    """The slot's rows continue where the weights' cursor stands: none twice, none left out."""
+    return c.cursor_start == state.cursor(c.worker)
 
 
-# --- what a publish makes of the state -----------------------------------------------------------
+def merge_weight(c: Contribution, state: State, discount: float) -> float:
+    """Its weight in the mean: tokens, less when it is late (spec fleet.md 5.3)."""
+    older = [saved.gen for saved in state.recent]
+    staleness = older.index(c.base_gen) + 1 if c.base_gen in older else 0
+    return c.tokens / (1.0 + discount * staleness)
 
 
 def summation_order(contributions: Sequence[Contribution]) -> list[Contribution]:
@@ -257,9 +101,34 @@ def summation_order(contributions: Sequence[Contribution]) -> list[Contribution]
     return sorted(contributions, key=lambda c: (c.worker, c.seq))
 
 
+LATE_SHARE = 0.7
+
+
+def may_finish(steps: int, behind: int, config: FleetConfig) -> bool:
+    """Whether an interval that was overtaken by `behind` generations is finished all the same: it
+    is far enough on, and will still be merged though late (spec fleet.md 5.5)."""
+    return behind <= config.max_staleness and steps >= LATE_SHARE * config.local_steps
+
+
+# --- terms ---------------------------------------------------------------------------------------
+
+
 def claimed(state: State, merger_id: str) -> State:
     """The state under a new merger's term. Whoever holds an older epoch can publish no more."""
-    return dataclasses.replace(state, epoch=state.epoch + 1, merger_id=merger_id)
+    return replace(state, epoch=state.epoch + 1, merger_id=merger_id)
+
+
+def released(state: State) -> State:
+    """The term is given up: the next merger need not wait for the lease."""
+    return replace(state, merger_id="")
+
+
+def beaten(state: State, live: Sequence[int]) -> State:
+    """A sign of life, and who is waited for."""
+    return replace(state, beat=state.beat + 1, live=tuple(live))
+
+
+# --- what a publish makes of the state -----------------------------------------------------------
 
 
 def _decide(
@@ -274,7 +143,7 @@ def _decide(
 
 def with_rejected(state: State, rejected: Sequence[Rejected]) -> State:
     """The same generation, more rejections on record: a waiting worker learns of them."""
-    return dataclasses.replace(
+    return replace(
         state,
         rejected=(*state.rejected, *rejected),
         roster=_decide(state.roster, rejected),
@@ -285,29 +154,98 @@ def advanced(
     state: State,
     *,
     accepted: Sequence[Contribution],
+    measured: Sequence[Measured],
     rejected: Sequence[Rejected],
     global_weights: Ref,
+    update: Ref | None,
+    momentum: Ref | None,
+    guard_ce: float | None,
+    live: Sequence[int],
+    max_staleness: int,
 ) -> State:
     """The next generation. Step, tokens and slot cursors move only with accepted contributions.
 
-    The step grows by the longest interval merged (equal for all by construction). A slot's cursor
-    rides with the weights: rows of a contribution that was not accepted are read again.
+    The step grows by the longest interval merged (equal for all but partial ones). A slot's cursor
+    rides with the weights: rows of a contribution that was not accepted are read again. With an
+    `update` the whole global is still to come.
     """
-    return dataclasses.replace(
+    gen = state.gen + 1
+    recent = (Saved(state.gen, state.global_weights), *state.recent)[:max_staleness]
+    return replace(
         state,
-        gen=state.gen + 1,
+        gen=gen,
         parent_gen=state.gen,
+        restored_from=None,
+        recent=recent,
         global_weights=global_weights,
+        full_gen=state.full_gen if update else gen,
+        update=update,
+        momentum=Saved(gen, momentum) if momentum else None,
         step=state.step + max(c.steps for c in accepted),
         tokens=state.tokens + sum(c.tokens for c in accepted),
         accepted=tuple(accepted),
+        measured=tuple(measured),
         rejected=tuple(rejected),
+        norms=(*state.norms, *(m.norm for m in measured))[-KEPT_NORMS:],
+        guard_ce=guard_ce,
+        alert="",
+        live=tuple(live),
         roster=_decide(state.roster, [*rejected, *accepted]),
-        cursors={
-            **state.cursors,
-            **{str(c.worker): c.cursor_end for c in accepted if c.cursor_end is not None},
-        },
+        cursors=_moved(state.cursors, accepted),
     )
+
+
+def _moved(cursors: Mapping[str, Cursor], accepted: Sequence[Contribution]) -> dict[str, Cursor]:
+    ends = {str(c.worker): c.cursor_end for c in accepted if c.cursor_end is not None}
+    return {**cursors, **ends}
+
+
+def rolled_back(state: State, target: State) -> State:
+    """A new generation with the weights, position and averages of `target`, an earlier one.
+
+    The generation's number is new, so whatever was made on the old one or on any later one is
+    stale. An average that had `target` in it has the new generation in it too: it is the same
+    weights. Decisions on contributions stand.
+    """
+    gen = state.gen + 1
+    return replace(
+        target,
+        gen=gen,
+        parent_gen=target.gen,
+        restored_from=target.gen,
+        recent=(),
+        full_gen=gen,
+        update=None,
+        epoch=state.epoch + 1,
+        merger_id="",
+        beat=state.beat,
+        live=(),
+        momentum=replace(target.momentum, gen=gen) if target.momentum else None,
+        ema=_carried(target.ema, target.gen, gen),
+        swa=_carried(target.swa, target.gen, gen),
+        snapshots=tuple(s for s in state.snapshots if s.gen <= target.gen),
+        accepted=(),
+        measured=(),
+        rejected=(),
+        alert="",
+        compacted_gen=state.compacted_gen,
+        roster=state.roster,
+    )
+
+
+def _carried(average: Average | None, target_gen: int, gen: int) -> Average | None:
+    if average is None:
+        return None
+    holds_target = average.gen == target_gen
+    return replace(average, gen=gen if holds_target else gen - 1)
+
+
+def compacted(state: State) -> State:
+    """On record before anything is deleted: older files may be gone from here on."""
+    return replace(state, compacted_gen=state.gen)
+
+
+# --- the second publish: what follows a new global -----------------------------------------------
 
 
 def ema_is_due(state: State) -> bool:
@@ -315,22 +253,28 @@ def ema_is_due(state: State) -> bool:
     return state.gen > (state.ema.gen if state.ema else 0)
 
 
-def with_ema(state: State, ref: Ref) -> State:
-    count = state.ema.count + 1 if state.ema else 1
-    return dataclasses.replace(state, ema=Average(ref=ref, count=count, gen=state.gen))
+def swa_is_due(state: State, config: FleetConfig) -> bool:
+    """Whether this generation belongs to the SWA and is missing from it."""
+    if config.swa_from_step is None or state.step < config.swa_from_step or state.gen == 0:
+        return False
+    return state.swa is None or state.gen > state.swa.gen
 
 
-def round_record(state: State, base: Ref) -> dict[str, Any]:
-    """`rounds/<gen>.json`: what it takes to recompute generation `state.gen` from its inputs."""
-    return {
-        "gen": state.gen,
-        "parent_gen": state.parent_gen,
-        "epoch": state.epoch,
-        "merger_id": state.merger_id,
-        "base": base.to_json(),
-        "global_weights": state.global_weights.to_json(),
-        "step": state.step,
-        "tokens": state.tokens,
-        "accepted": [to_json(c) for c in state.accepted],
-        "rejected": [to_json(r) for r in state.rejected],
-    }
+def snapshot_is_due(state: State, config: FleetConfig) -> bool:
+    every, kept = config.snapshot_every, {s.gen for s in state.snapshots}
+    return every > 0 and state.gen > 0 and state.gen % every == 0 and state.gen not in kept
+
+
+def full_is_due(state: State) -> bool:
+    """Whether only an update of this generation is in the store."""
+    return state.full_gen < state.gen
+
+
+def averaged(average: Average | None, ref: Ref, gen: int) -> Average:
+    """The average after generation `gen` was folded in."""
+    return Average(ref=ref, count=average.count + 1 if average else 1, gen=gen)
+
+
+def with_snapshot(state: State, keep: int) -> State:
+    saved = Saved(state.gen, state.global_weights)
+    return replace(state, snapshots=(*state.snapshots, saved)[-keep:])

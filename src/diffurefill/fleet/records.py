@@ -221,22 +221,9 @@ class State:
 
 
 def round_record(state: State, base: Ref) -> dict[str, Any]:
-    """`rounds/<gen>.json`: what it takes to recompute generation `state.gen` from its inputs."""
-    return {
-        "gen": state.gen,
-        "parent_gen": state.parent_gen,
-        "restored_from": state.restored_from,
-        "epoch": state.epoch,
-        "merger_id": state.merger_id,
-        "base": base.to_json(),
-        "global_weights": state.global_weights.to_json(),
-        "step": state.step,
-        "tokens": state.tokens,
-        "guard_ce": state.guard_ce,
-        "accepted": [to_json(c) for c in state.accepted],
-        "measured": [to_json(m) for m in state.measured],
-        "rejected": [to_json(r) for r in state.rejected],
-    }
+    """`rounds/<gen>.json`, kept for ever: what it takes to recompute generation `state.gen`, to
+    check it and to return to it when older versions of the lane are gone."""
+    return {"base": base.to_json(), "state": to_json(state)}
 
 
 # --- JSON ----------------------------------------------------------------------------------------

@@ -2,61 +2,78 @@
 
 from __future__ import annotations
 
+import math
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
-from diffurefill.config import UserError
+from diffurefill.config import FleetConfig, UserError
 from diffurefill.data.documents import open_corpus
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.fleet.averaging import FileAverager
+from diffurefill.fleet.guard import ProbeGuard
+from diffurefill.fleet.lane import Taken
 from diffurefill.fleet.learner import TrainingLearner
 from diffurefill.fleet.merger import Merger
-from diffurefill.fleet.protocol import State
-from diffurefill.fleet.run import Fenced, Run, open_run
+from diffurefill.fleet.records import State
+from diffurefill.fleet.run import Run, open_run
 from diffurefill.fleet.status import worker_statuses
 from diffurefill.fleet.worker import Worker
 from diffurefill.runtime import set_threads
 from diffurefill.train.loop import Trainer, require_corpus
 
 Report = Callable[[str], None]
-Joined = TypeVar("Joined")
 
 
 def start_worker(
-    uri: str, number: int | None, rounds: int | None, threads: int | None, report: Report
+    uri: str,
+    number: int | None,
+    rounds: int | None,
+    minutes: float | None,
+    threads: int | None,
+    report: Report,
 ) -> None:
-    """Be worker `number` of the run at `uri` until killed, or for `rounds` merged contributions."""
+    """Be worker `number` of the run at `uri` until killed, or for `rounds` merged contributions.
+
+    `minutes`: how long this session lasts; it pushes early before its end.
+    """
     set_threads(threads)
+    seconds = math.inf if minutes is None else 60.0 * minutes
+    ends_at = time.monotonic() + seconds
     with _cache() as cache:
         run = open_run(uri, Path(cache))
-        state = run.snapshot().state
+        run.store.check_access()
+        now = run.snapshot()
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
         corpus = open_corpus(config.data.sources, config.data.text_column)
-        require_corpus(corpus, state.corpus_sha, uri)
-        probe = Probe.load(run.fetch(run.snapshot().version.ref(protocol.PROBE)))
+        require_corpus(corpus, now.state.corpus_sha, uri)
+        probe = Probe.load(run.fetch(now.version.ref(records.PROBE)))
         steps = config.fleet.local_steps
 
-        def join(chosen: int) -> tuple[Worker, Trainer]:
+        def work(chosen: int) -> None:
             trainer = Trainer(config, corpus, tokenizer, slot=chosen, interval_steps=steps)
-            return Worker(run, chosen, TrainingLearner(trainer, probe), report=report), trainer
+            learner, left = TrainingLearner(trainer, probe), ends_at - time.monotonic()
+            worker = Worker(run, chosen, learner, session_seconds=left, report=report)
+            try:
+                drive(worker.run(rounds))
+            finally:
+                trainer.close()
 
-        worker, trainer = join_freely(run, join) if number is None else join(number)
-        try:
-            drive(worker.run(rounds))
-        finally:
-            trainer.close()
+        if number is None:
+            work_freely(run, work)
+        else:
+            work(number)
 
 
 def start_merger(
     uri: str,
     generations: int | None,
     threads: int | None,
+    guarded: bool,
     report: Report,
     on_event: Callable[[str, State], None] = lambda event, state: None,
 ) -> None:
@@ -64,8 +81,29 @@ def start_merger(
     set_threads(threads)
     with _cache() as cache:
         run = open_run(uri, Path(cache))
-        merger = Merger(run, FileAverager(), report=report, on_event=on_event)
-        drive(merger.run(generations))
+        run.store.check_access()
+        guard = _guard(run) if guarded and run.config.fleet.guard_rows else None
+        averager = averager_of(run.config.fleet)
+        merger = Merger(run, averager, guard, report=report, on_event=on_event)
+        try:
+            drive(merger.run(generations))
+        except KeyboardInterrupt:
+            merger.release()
+            raise
+
+
+def _guard(run: Run) -> ProbeGuard:
+    probe = Probe.load(run.fetch(run.snapshot().version.ref(records.PROBE)))
+    return ProbeGuard(run.config, probe, Tokenizer.from_json(run.tokenizer_json).mask_id)
+
+
+def averager_of(fleet: FleetConfig) -> FileAverager:
+    """The arithmetic that a run's configuration asks for."""
+    return FileAverager(
+        outer_step=fleet.outer_step,
+        outer_lr=fleet.outer_lr,
+        outer_momentum=fleet.outer_momentum,
+    )
 
 
 def drive(actor: Iterator[float]) -> None:
@@ -75,12 +113,13 @@ def drive(actor: Iterator[float]) -> None:
             time.sleep(seconds)
 
 
-def join_freely(run: Run, join: Callable[[int], Joined]) -> Joined:
-    """Join under a number nobody holds; again when another process took it at the same moment."""
+def work_freely(run: Run, work: Callable[[int], None]) -> None:
+    """Work under a number nobody holds; again when another process took it at the same moment."""
     while True:
         try:
-            return join(free_number(run))
-        except Fenced:
+            work(free_number(run))
+            return
+        except Taken:
             continue
 
 
@@ -90,7 +129,7 @@ def free_number(run: Run) -> int:
     Log times are wall-clock times of other machines, so this is a guess. A wrong guess costs the
     other worker an interval and nothing else: its lane's compare-and-swap stops it.
     """
-    taken = {protocol.worker_of(lane) for lane in run.store.lanes()}
+    taken = {records.worker_of(lane) for lane in run.store.lanes()}
     unused = [n for n in range(run.config.data.num_slots) if n not in taken]
     if unused:
         return unused[0]

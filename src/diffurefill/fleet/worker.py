@@ -1,8 +1,9 @@
 """A worker: adopt the global, take `local_steps` steps, push the difference, wait for the next.
 
-`Worker.run` is a generator that yields the seconds it wants to wait (0 between local steps), so
-the same code runs in a process, in a test and in virtual time. A worker may be killed anywhere:
-what it had pushed is merged, what it had not is read again by the slot's next holder.
+`Worker.run` is a generator that yields the seconds it wants to wait (0 between local steps and
+before every operation on the store), so the same code runs in a process, in a test and in virtual
+time. A worker may be killed anywhere: what it had pushed is merged, what it had not is read again
+by the slot's next holder.
 
 Rules learned by the seed run: the global *replaces* the weights (keeping local drift made the
 model worse in 60 of 63 adoptions), optimiser moments stay, and a worker never merges by itself.
@@ -11,53 +12,61 @@ Source: spec fleet.md 5.2 and 5.5, algorithms.md 8.
 
 from __future__ import annotations
 
-import contextlib
 import math
+import random
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from diffurefill.config import UserError
 from diffurefill.fleet import protocol
+from diffurefill.fleet.lane import WorkerLane
 from diffurefill.fleet.log import WorkerLog
-from diffurefill.fleet.protocol import Contribution, Registration, State
-from diffurefill.fleet.run import Fenced, Run
-from diffurefill.store.base import (
-    Busy,
-    Change,
-    Conflict,
-    Version,
-    dump_json,
-    publish_surely,
-    read_json,
-)
+from diffurefill.fleet.patience import Patience
+from diffurefill.fleet.records import Contribution, Cursor, State
+from diffurefill.fleet.run import Run, Snapshot
+from diffurefill.store.base import Busy, Corrupt, NotFound
 
-MAX_DIVERGED = 3
+MAX_UNSOUND = 3
+"""Diverged intervals or refused deltas in a row after which a person must look."""
 NEVER_ACCEPTED = ("run", "config", "schema", "codec")
 """Reasons that no further training can mend."""
+UNSOUND = ("nonfinite", "norm", "cosine", "guard")
+"""Reasons that speak against the weights: the moments that led there are dropped."""
+PUSH_SECONDS = 30.0
+"""What a push is taken to last until one was measured."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A completed interval."""
+@dataclass
+class Interval:
+    """Local steps since the last push."""
 
-    tokens: int
-    loss_mean: float
-    facts: dict[str, Any]
+    steps: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    began: float = 0.0
 
 
 class Learner(Protocol):
     """What a worker trains with. The real one is fleet/learner.py; tests use integers."""
 
-    codec: str
-    machine: str
-    """What it trains on, for the log: `cpu`, or the GPU's name."""
+    @property
+    def codec(self) -> str: ...
 
-    def adopt(self, weights: Path, state: State) -> dict[str, Any]:
-        """Replace the weights; take the state's step and the slot's cursor. Facts to log."""
+    @property
+    def machine(self) -> str:
+        """What it trains on, for the log: `cpu`, or the GPU's name."""
+        ...
+
+    def adopt(self, weights: Path, state: State, ahead: int) -> dict[str, Any]:
+        """Replace the weights; take the state's step and the slot's cursor. Facts to log.
+
+        `ahead` counts steps taken since the last push: with any, their change is kept and the
+        global's is added (fleet.adoption = "keep_drift").
+        """
         ...
 
     def step(self, local_step: int) -> dict[str, Any]:
@@ -68,7 +77,7 @@ class Learner(Protocol):
         """Forget the optimiser's moments."""
         ...
 
-    def cursor(self) -> dict[str, int]:
+    def cursor(self) -> Cursor:
         """Where the slot continues after the steps taken since `adopt`."""
         ...
 
@@ -78,6 +87,10 @@ class Learner(Protocol):
 
     def finish(self) -> dict[str, Any]:
         """Facts to log about the interval just completed: the drift probe, memory."""
+        ...
+
+    def apply_update(self, base: Path, update: Path, dest: Path) -> None:
+        """A downlink update's arithmetic; see averager.Averager."""
         ...
 
 
@@ -90,42 +103,82 @@ class Worker:
         number: int,
         learner: Learner,
         *,
+        session_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
         report: Callable[[str], None] = print,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
     ) -> None:
+        """`session_seconds`: how long this process may live; it pushes early before its end."""
         if not 0 <= number < run.config.data.num_slots:
             raise UserError(
                 f"worker {number} has no data slot: this run has slots 0 to "
                 f"{run.config.data.num_slots - 1}"
             )
         self._run, self._learner, self._clock, self._report = run, learner, clock, report
-        self.number = number
-        self.lane = protocol.lane_of(number)
-        self._paths = protocol.worker_paths(number)
-        self.incarnation = uuid.uuid4().hex
-        self._seq = self._num_merged = 0
-        self._diverged = 0
-        self._log = WorkerLog(number, self.incarnation, report)
+        self.number, self.incarnation = number, new_id()
+        self._io = Patience(
+            lambda line: report(f"worker {number}: {line}"), random.Random(self.incarnation)
+        )
+        self._log = WorkerLog(number, self.incarnation, report, wall_clock)
+        self._lane = WorkerLane(run, number, self.incarnation, self._log, self._io, clock)
+        self._ends_at = clock() + session_seconds
+        self._push_seconds = PUSH_SECONDS
+        self._seq = self._num_merged = self._num_unsound = self._num_late = 0
         self._pending: Contribution | None = None
-        self._pushed_log_at = clock()
-        self._version = self._register()
+        self._interval = Interval()
 
     # --- the loop --------------------------------------------------------------------------------
 
     def run(self, rounds: int | None = None) -> Iterator[float]:
         """Work for `rounds` merged contributions (None: until killed); yields seconds to wait."""
-        poll, waiting_since = self._run.config.fleet.poll_seconds, self._clock()
+        self._pending = yield from self._lane.register(self._learner.machine)
+        waiting_since = self._clock()
         while True:
-            state = self._run.snapshot().state
-            if self._is_pending(state):
-                self._beat("wait", gen=state.gen, wait_seconds=self._clock() - waiting_since)
-                yield poll
-                continue
-            if rounds is not None and self._num_merged >= rounds:
+            now = yield from self._io(self._run.snapshot)
+            waited = self._clock() - waiting_since
+            pending = self._is_pending(now.state)
+            if self._session_is_over():
+                self._report(f"worker {self.number}: the session ends; what it pushed will count")
+                return
+            if pending:
+                yield from self._wait(now.state, waited)
+            elif rounds is not None and self._num_merged >= rounds:
                 self._report(f"worker {self.number}: {self._num_merged} contributions merged, done")
                 return
-            yield from self._interval(state, self._clock() - waiting_since)
-            waiting_since = self._clock()
+            else:
+                yield from self._work(now, waited)
+                waiting_since = self._clock()
+
+    def _wait(self, state: State, waited: float) -> Iterator[float]:
+        """A pushed contribution is not decided yet: show signs of life, or keep drifting."""
+        if self._lane.log_is_due():
+            self._log.note("wait", {"gen": state.gen, "wait_seconds": waited}, quiet=True)
+        yield from self._lane.beat(len(state.live))
+        fleet, until = self._run.config.fleet, self._clock() + self._run.config.fleet.poll_seconds
+        ours = self._pending is not None and self._pending.incarnation == self.incarnation
+        if fleet.adoption == "keep_drift" and ours:
+            while self._interval.steps < fleet.local_steps and self._clock() < until:
+                yield from self._step(state)
+        yield max(0.0, until - self._clock())
+
+    def _work(self, now: Snapshot, waited: float) -> Iterator[float]:
+        """Adopt the global and train on it; push unless a newer global appears meanwhile.
+
+        A partial interval is dropped: its rows are read again, and the fleet starts together.
+        """
+        began = self._clock() - waited
+        try:
+            base = yield from self._adopt(now, waited)
+        except NotFound:  # a newer global has replaced it, and the store was compacted
+            yield self._run.config.fleet.poll_seconds
+            return
+        if (yield from self._train(now.state)):
+            wall = self._interval.tokens / max(self._clock() - began, 1e-9)
+            yield from self._push(now.state, base, {"wall_tokens_per_second": wall})
+        self._interval = Interval()
+
+    # --- what became of the last push ------------------------------------------------------------
 
     def _is_pending(self, state: State) -> bool:
         """Whether this lane holds a contribution to `state`'s global that is not decided yet.
@@ -133,83 +186,145 @@ class Worker:
         It may be an earlier incarnation's: then this process waits for the merger instead of
         training on the same documents twice.
         """
-        c = self._pending
+        c, fleet = self._pending, self._run.config.fleet
         if c is None:
             return False
-        verdict = protocol.judge(c, state, self._registration, self._learner.codec)
+        verdict = protocol.judge(c, state, self._lane.registration, [c.codec], fleet.max_staleness)
         if verdict == "eligible":
             return True
         self._pending = None
         about = {"gen": c.base_gen, "seq": c.seq, "lost_steps": c.steps}
         if verdict != "decided":  # the next global was made without it
-            self._log.note("late", {**about, "newer_gen": state.gen})
+            self._drop_drift()
+            self._note_late({**about, "newer_gen": state.gen})
         elif reason := state.roster[str(c.worker)].reason:
+            self._drop_drift()
             self._log.note("rejected", {**about, "reason": reason})
-            if reason in NEVER_ACCEPTED:
-                raise UserError(
-                    f"the merger rejects worker {self.number}'s contributions ({reason}): run the "
-                    "version of diffurefill that the merger runs"
-                )
+            self._heed(reason)
         elif c.incarnation == self.incarnation:
             self._num_merged += 1
+            self._num_unsound = self._num_late = 0
         return False
 
-    def _interval(self, state: State, waited: float) -> Iterator[float]:
-        """Adopt `state`'s global and train on it; push unless a newer global appears meanwhile.
+    def _drop_drift(self) -> None:
+        self._interval = Interval()
 
-        A partial interval is dropped: its rows are read again, and the fleet starts together.
-        """
-        began = self._clock() - waited
-        base = self._adopt(state, waited)
-        trained = yield from self._train(state)
-        if trained is not None:
-            wall = trained.tokens / max(self._clock() - began, 1e-9)
-            trained.facts["wall_tokens_per_second"] = wall
-            yield from self._push(state, base, trained)
+    def _note_late(self, facts: dict[str, Any]) -> None:
+        self._num_late += 1
+        self._log.note("late", facts)
+        if self._num_late > 1:
+            self._report(
+                f"worker {self.number}: late {self._num_late} times in a row: this machine is too "
+                f"slow for the fleet's fleet.grace_seconds ({self._run.config.fleet.grace_seconds})"
+            )
 
-    def _adopt(self, state: State, waited: float) -> Path:
-        began = self._clock()
-        base = self._run.fetch(state.global_weights)
+    def _heed(self, reason: str) -> None:
+        """Stop where a person must help; start from fresh moments where the weights were bad."""
+        if reason in NEVER_ACCEPTED:
+            raise UserError(
+                f"the merger rejects worker {self.number}'s contributions ({reason}): run the "
+                "version of diffurefill that the merger runs"
+            )
+        if reason in UNSOUND:
+            self._drop_moments(f"contributions were rejected ({reason})")
+
+    def _drop_moments(self, what: str) -> None:
+        self._num_unsound += 1
+        if self._num_unsound >= MAX_UNSOUND:
+            raise UserError(
+                f"worker {self.number}: {what} {self._num_unsound} times in a row; look at this "
+                "machine first, and at the other workers' losses; if all diverge, make a run with "
+                "a lower optim.peak_lr"
+            )
+        self._learner.reset()
+
+    # --- an interval -----------------------------------------------------------------------------
+
+    def _adopt(self, now: Snapshot, waited: float) -> Generator[float, None, Path]:
+        began, state = self._clock(), now.state
+        base = yield from self._io(lambda: self._run.fetch_global(now, self._learner.apply_update))
         seconds, size = self._clock() - began, state.global_weights.size
-        facts = self._learner.adopt(base, state)
+        facts = self._learner.adopt(base, state, self._interval.steps)
         self._run.forget(keep={state.global_weights.sha256})
         waits = {"wait_seconds": waited, "download_seconds": seconds, "bytes": size}
         self._log.note("adopt", {"gen": state.gen, "step": state.step, **facts, **waits})
         return base
 
-    def _train(self, state: State) -> Generator[float, None, Trained | None]:
-        """`local_steps` steps; None when a newer global appeared."""
-        settings, began = self._run.config, self._clock()
-        polled, tokens, losses = began, 0, []
-        for local_step in range(settings.fleet.local_steps):
-            metrics = self._learner.step(local_step)
-            tokens += metrics["tokens"]
-            losses.append(metrics["loss"])
-            yield 0.0
-            if (local_step + 1) % settings.train.log_every_steps == 0:
-                progress = {"local_step": local_step + 1, "of": settings.fleet.local_steps}
-                self._log.note("train", {"gen": state.gen, **progress, **metrics})
-            last = local_step + 1 == settings.fleet.local_steps
-            if last or self._clock() - polled >= settings.fleet.poll_seconds:
+    def _train(self, state: State) -> Generator[float, None, bool]:
+        """Steps up to `local_steps`, or as many as the session allows; whether to push them."""
+        fleet, interval = self._run.config.fleet, self._interval
+        interval.began = polled = self._clock()
+        first = interval.steps
+        while interval.steps < fleet.local_steps:
+            yield from self._step(state)
+            pace = (self._clock() - interval.began) / (interval.steps - first)
+            ends = self._session_ends(2.0 * pace + 2.0 * self._push_seconds)
+            last = ends or interval.steps == fleet.local_steps
+            if last or self._clock() - polled >= fleet.poll_seconds:
                 polled = self._clock()
-                self._beat()
-                newer = self._run.snapshot().state
-                if newer.global_weights != state.global_weights:
-                    lost = {"newer_gen": newer.gen, "lost_steps": local_step + 1}
-                    self._log.note("dropped", {"gen": state.gen, **lost})
-                    return None
-        rate = tokens / max(self._clock() - began, 1e-9)
-        return Trained(tokens, sum(losses) / len(losses), {"tokens_per_second": rate})
+                yield from self._lane.beat(len(state.live))
+                if (yield from self._is_overtaken(state)):
+                    return False
+            if ends:
+                return self._is_worth_pushing(state)
+        return True
 
-    def _push(self, state: State, base: Path, trained: Trained) -> Iterator[float]:
+    def _step(self, state: State) -> Iterator[float]:
+        interval, settings = self._interval, self._run.config
+        metrics = self._learner.step(interval.steps)
+        interval.steps += 1
+        interval.tokens += metrics["tokens"]
+        interval.losses.append(metrics["loss"])
+        yield 0.0
+        if interval.steps % settings.train.log_every_steps == 0:
+            progress = {"local_step": interval.steps, "of": settings.fleet.local_steps}
+            self._log.note("train", {"gen": state.gen, **progress, **metrics})
+
+    def _is_overtaken(self, state: State) -> Generator[float, None, bool]:
+        """Whether a newer global makes this interval worthless. Asked once: a store that does not
+        answer must not stop the training."""
+        yield 0.0
+        try:
+            newer = self._run.snapshot().state
+        except (Busy, Corrupt):
+            return False
+        steps, fleet = self._interval.steps, self._run.config.fleet
+        if newer.gen <= state.gen or protocol.may_finish(steps, newer.gen - state.gen, fleet):
+            return False
+        lost = {"newer_gen": newer.gen, "lost_steps": steps}
+        self._log.note("dropped", {"gen": state.gen, **lost})
+        return True
+
+    # --- the session's end -----------------------------------------------------------------------
+
+    def _session_ends(self, margin: float) -> bool:
+        return self._clock() + margin >= self._ends_at
+
+    def _session_is_over(self) -> bool:
+        """Whether no time is left for a push; then there is none for training either."""
+        return self._session_ends(self._push_seconds)
+
+    def _is_worth_pushing(self, state: State) -> bool:
+        steps = self._interval.steps
+        worth = steps >= self._run.config.fleet.min_partial_steps
+        self._log.note("session_ends", {"gen": state.gen, "steps": steps, "pushed": worth})
+        self._ends_at = self._clock()
+        return worth
+
+    # --- pushing ---------------------------------------------------------------------------------
+
+    def _push(self, state: State, base: Path, facts: dict[str, Any]) -> Iterator[float]:
         """One publish on this worker's own lane: payload, manifest and log together."""
-        began = self._clock()
+        began, interval = self._clock(), self._interval
+        facts["tokens_per_second"] = interval.tokens / max(began - interval.began, 1e-9)
         payload = self._run.cache / f"{self.incarnation}.delta"
         norm = self._learner.save_delta(base, payload)
+        facts["encode_seconds"] = self._clock() - began
         if not math.isfinite(norm):
-            self._restart_diverged(state)
+            self._log.note("nonfinite", {"gen": state.gen})
+            self._drop_moments("the weights were not finite")
             return
-        self._diverged = 0
+        ref = yield from self._io(lambda: self._run.store.stage(payload))
         self._seq += 1
         c = Contribution(
             run_id=state.run_id,
@@ -221,106 +336,19 @@ class Worker:
             config_sha=state.config_sha,
             schema_sha=state.schema_sha,
             codec=self._learner.codec,
-            payload=self._run.store.stage(payload),
-            steps=self._run.config.fleet.local_steps,
-            tokens=trained.tokens,
+            payload=ref,
+            steps=interval.steps,
+            tokens=interval.tokens,
             cursor_start=state.cursor(self.number),
             cursor_end=self._learner.cursor(),
             delta_norm=norm,
-            loss_mean=trained.loss_mean,
+            loss_mean=sum(interval.losses) / len(interval.losses),
         )
-        facts = {"seq": c.seq, "tokens": c.tokens, "loss_mean": c.loss_mean, "delta_norm": norm}
-        self._log.note(
-            "push", {"gen": state.gen, **facts, **trained.facts, **self._learner.finish()}
-        )
-        changes: dict[str, Change] = {
-            self._paths.manifest: dump_json(protocol.to_json(c)),
-            self._paths.payload: c.payload,
-        }
-        while True:
-            try:
-                self._publish(changes)
-                break
-            except Busy as busy:
-                yield busy.retry_after
+        about = {"gen": state.gen, "seq": c.seq, "steps": c.steps, "tokens": c.tokens}
+        measured = {"loss_mean": c.loss_mean, "delta_norm": norm}
+        self._log.note("push", {**about, **measured, **facts, **self._learner.finish()})
+        yield from self._lane.push(c, state)
         self._pending = c
         payload.unlink(missing_ok=True)
-        seconds = self._clock() - began
-        self._log.note(
-            "pushed", {"gen": state.gen, "bytes": c.payload.size, "upload_seconds": seconds}
-        )
-
-    def _restart_diverged(self, state: State) -> None:
-        """Weights that are not finite are never pushed: drop them and the moments, try again."""
-        self._diverged += 1
-        self._log.note("nonfinite", {"gen": state.gen, "times_in_a_row": self._diverged})
-        if self._diverged >= MAX_DIVERGED:
-            raise UserError(
-                f"worker {self.number}: the weights were not finite {self._diverged} times in a "
-                "row; make a run with a lower optim.peak_lr"
-            )
-        self._learner.reset()
-
-    # --- the lane --------------------------------------------------------------------------------
-
-    def _register(self) -> Version:
-        """Take the lane for this incarnation, leaving an unmerged contribution untouched."""
-        store = self._run.store
-        head = store.head(self.lane)
-        found = "an empty lane"
-        if head is not None:
-            before = read_json(store, head, self._paths.registration)["incarnation"]
-            found = f"the lane of incarnation {before[:8]}"
-            if self._paths.manifest in head.files:
-                manifest = read_json(store, head, self._paths.manifest)
-                self._pending = protocol.contribution_from_json(manifest)
-                if self._pending.base_gen == self._run.snapshot().state.gen:
-                    found += f" and its contribution to generation {self._pending.base_gen}, "
-                    found += "not merged yet: waiting for the merger"
-            if self._paths.log in head.files:
-                self._log.continue_from(store.read(head.ref(self._paths.log)))
-        self._registration = Registration(
-            worker=self.number,
-            incarnation=self.incarnation,
-            inherited=self._pending.incarnation if self._pending else None,
-        )
-        self._log.note("register", {"found": found, "machine": self._learner.machine})
-        try:
-            return publish_surely(
-                store,
-                self.lane,
-                {
-                    self._paths.registration: dump_json(protocol.to_json(self._registration)),
-                    self._paths.log: self._log.content(),
-                },
-                expect=head,
-            )
-        except Conflict:
-            raise Fenced(
-                f"worker {self.number} was started twice at the same moment: the other one has "
-                "its lane; start this one with another --worker number"
-            ) from None
-
-    def _publish(self, changes: dict[str, Change]) -> None:
-        try:
-            self._version = publish_surely(
-                self._run.store,
-                self.lane,
-                {**changes, self._paths.log: self._log.content()},
-                expect=self._version,
-            )
-        except Conflict:
-            raise Fenced(
-                f"another process took over worker {self.number}; this one (incarnation "
-                f"{self.incarnation[:8]}) stops. Give every worker its own --worker number"
-            ) from None
-        self._pushed_log_at = self._clock()
-
-    def _beat(self, phase: str = "", **facts: Any) -> None:
-        """Push the log alone when due: liveness is read from pushed logs, never from pings."""
-        if self._clock() - self._pushed_log_at < self._run.config.fleet.log_seconds:
-            return
-        if phase:
-            self._log.note(phase, facts, quiet=True)
-        with contextlib.suppress(Busy):  # the next beat carries these lines
-            self._publish({})
+        self._push_seconds = seconds = self._clock() - began
+        self._log.note("pushed", {"gen": c.base_gen, "bytes": ref.size, "upload_seconds": seconds})

@@ -102,7 +102,8 @@ Change = bytes | Ref | None
 class Store(Protocol):
     """What a backend gives. Every method may raise a StoreError; none retries for ever."""
 
-    uri: str
+    @property
+    def uri(self) -> str: ...
 
     def selftest(self) -> None:
         """Prove that conditional writes are honoured; raises UnsafeStore or Denied.

@@ -102,6 +102,10 @@ class Trainer:
         self._metrics = IntervalMetrics(self.config.optim.clip_norm)
         return facts
 
+    def parameters(self) -> dict[str, Tensor]:
+        """The weights themselves, where they are."""
+        return dict(self.model.state_dict())
+
     def weights(self) -> dict[str, Tensor]:
         return {name: t.detach().cpu() for name, t in self.model.state_dict().items()}
 
