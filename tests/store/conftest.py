@@ -7,15 +7,18 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from diffurefill.store.base import Store, new_nonce, open_store
 from diffurefill.store.folder import FolderStore
+from diffurefill.store.hub import HubStore
+from tests.hub_server import Hub, hub_environment, running_hub
 from tests.store.memory import MemoryStore
 from tests.store.object_server import ObjectServer
 
 
-@pytest.fixture(params=["folder", "memory", "s3", "gs", "az"])
+@pytest.fixture(params=["folder", "memory", "hub", "s3", "gs", "az"])
 def store(request: pytest.FixtureRequest) -> Store:
     """An empty store. `memory` is the fake of the fleet tests: it must not promise less."""
     return request.getfixturevalue(f"{request.param}_store")
@@ -35,6 +38,23 @@ def folder_store(tmp_path: Path) -> Store:
 @pytest.fixture
 def memory_store() -> Store:
     return MemoryStore()
+
+
+# --- the hub ---
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A hub of this test's own, and this process set up to use it as alice."""
+    with running_hub(tmp_path) as hub:
+        hub_environment(monkeypatch, hub, tmp_path / "home", token="hf_alice")
+        yield hub
+        huggingface_hub.close_session()
+
+
+@pytest.fixture
+def hub_store(hub: Hub) -> HubStore:
+    return HubStore("hf://alice/run", create=True, commits_per_hour=10_000)
 
 
 # --- object stores ---
