@@ -8,14 +8,18 @@ bytes (liveness, I20). Source: spec fleet.md 4.
 from __future__ import annotations
 
 import functools
+import random
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from diffurefill.config import FleetConfig
+from diffurefill.fleet.records import lane_of
 from diffurefill.fleet.simulate.faults import HOUR, MINUTE, ChaosPlan, Profile
 from diffurefill.fleet.simulate.kernel import Process
-from diffurefill.fleet.simulate.scenario import World
+from diffurefill.fleet.simulate.operators import LIES
+from diffurefill.fleet.simulate.scenario import FLEET, World
 
 PEACE_SECONDS = 40 * MINUTE
 MAX_EVENTS = 60_000
@@ -42,19 +46,19 @@ PROFILES = {
                      ("full", 300.0), ("revoked", 300.0)),
         ),
         Profile(name="vices", vices=("sneaky_nan", "nan", "huge", "poison"), kill=0.001),
+        Profile(name="lies", lies=tuple(LIES), kinds={"late": 0.02}, pause=0.001),
         Profile(
             name="rewrites",
             kinds={"stale": 0.1, "late": 0.02, **CRASHES},
             num_rollbacks=2,
-            num_compactions=2,
-            pause=0.002,
+                        pause=0.002,
         ),
         Profile(
             name="mixed",
             kinds={kind: rate / 3 for kind, rate in {**NETWORK, **BYTES, **CRASHES}.items()},
             kill=0.0005, pause=0.001, delay=0.005,
             windows=(("down", 600.0), ("partition", 300.0)),
-            num_twins=1, num_losses=1, num_rollbacks=1, num_compactions=1, num_clock_jumps=2,
+            num_twins=1, num_losses=1, num_rollbacks=1, num_clock_jumps=2,
             vices=("sneaky_nan",),
         ),
     )
@@ -93,6 +97,22 @@ def memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
+def variant(seed: int) -> FleetConfig:
+    """Every optional part of the protocol is on in some seeds."""
+    chance = random.Random(seed)
+    return replace(
+        FLEET,
+        max_staleness=chance.choice((0, 0, 1)),
+        swa_from_step=chance.choice((None, 8)),
+        snapshot_every=chance.choice((0, 2)),
+        snapshot_keep=2,
+        compact_every=chance.choice((0, 0, 1, 3)),
+        downlink=chance.choice(("full", "full", "update")),
+        min_fresh=chance.choice((1, 2, 2)),
+        grace_from=chance.choice(("nth", "first")),
+    )
+
+
 class Chaos:
     """A fleet, and the hand that kills, twins and starts its processes again."""
 
@@ -100,7 +120,9 @@ class Chaos:
         self, seed: int, profile: Profile, folder: Path, *, keep_trace: bool = False
     ) -> None:
         self.profile, self.plan = profile, ChaosPlan(profile)
-        self.world = World(seed, folder, plan=self.plan, nemesis=self.plan, keep_trace=keep_trace)
+        self.world = World(
+            seed, folder, variant(seed), plan=self.plan, nemesis=self.plan, keep_trace=keep_trace
+        )
         self.kernel = self.world.kernel
         self.peace = False
         forget = self.kernel.on_end
@@ -140,6 +162,10 @@ class Chaos:
             self._sometime(self._lose_everything)
         for _ in range(self.profile.num_clock_jumps):
             self._sometime(self._jump_clocks)
+        for _ in range(self.profile.num_rollbacks):
+            self._sometime(self._roll_back)
+        for i, kind in enumerate(self.profile.lies):
+            self._sometime(functools.partial(self._lie, 20 + i, kind))
         for kind, longest in self.profile.windows:
             self._sometime(functools.partial(self._open_window, kind, longest))
 
@@ -159,7 +185,11 @@ class Chaos:
     def _ended(self, process: Process) -> None:
         """A person, or a notebook's owner, starts it again after a while."""
         self.plan.ended(process)
-        self._soon(lambda: self._start_again(process))
+        kind = process.name.partition("#")[0]
+        if process.ending is not None and process.ending.startswith(("Fenced", "Taken")):
+            self.world.ledger.fenced(process.name, lane_of(int(kind[1:])))
+        if kind not in ("person", "liar"):
+            self._soon(lambda: self._start_again(process))
 
     def _start_again(self, process: Process) -> None:
         kind = process.name.partition("#")[0]
@@ -185,6 +215,16 @@ class Chaos:
         self.plan.injected["fleet lost"] += 1
         for process in [p for p in self.kernel.processes if p.alive]:
             self.kernel.kill(process)
+
+    def _roll_back(self) -> None:
+        self.plan.injected["rollback"] += 1
+        self.world.launch_roll_back()
+
+    def _lie(self, number: int, kind: str) -> None:
+        self.plan.injected[f"lie: {kind}"] += 1
+        if kind == "zombie":
+            number = self.kernel.chance.choice(self.numbers)
+        self.world.launch_liar(number, kind)
 
     def _jump_clocks(self) -> None:
         self.plan.injected["wall clock jump"] += 1

@@ -93,7 +93,7 @@ class SimStore:
         if fault == "kill_after":
             raise Killed
         if fault == "lost_answer":
-            raise Unknown("500, after the commit had landed")
+            raise _unanswered(op)
         return result
 
     def _fail_before(self, fault: str | None, op: str) -> None:
@@ -264,6 +264,14 @@ class SimStore:
             if digest_matches(content, ref):
                 return content
         raise Corrupt(f"blob {ref.sha256}: its bytes are not what its name says")
+
+
+def _unanswered(op: str) -> StoreError:
+    """What a store says when a write landed and the answer was lost: only a publish may be Unknown,
+    a squash is looked at again."""
+    if op == "publish":
+        return Unknown("500, after the commit had landed")
+    return Busy("500, after the lane was squashed", 5.0)
 
 
 def digest_matches(content: bytes, ref: Ref) -> bool:

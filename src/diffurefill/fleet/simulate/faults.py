@@ -31,10 +31,11 @@ class Profile:
     num_losses: int = 0
     """Times the whole fleet dies at one moment."""
     num_rollbacks: int = 0
-    num_compactions: int = 0
     num_clock_jumps: int = 0
     vices: tuple[str, ...] = ()
     """Each is the vice of one worker launched on top of the others."""
+    lies: tuple[str, ...] = ()
+    """Contributions that are forged, each once."""
     seconds: float = 900.0
     """How long faults go on."""
 

@@ -14,10 +14,11 @@ from fractions import Fraction
 from typing import Any
 
 from diffurefill.config import FleetConfig
-from diffurefill.fleet.records import GLOBAL, STATE, worker_of, worker_paths
+from diffurefill.fleet.records import GLOBAL, STATE, WorkerPaths, worker_of, worker_paths
 from diffurefill.fleet.simulate import provenance
 from diffurefill.fleet.simulate.hub import SimHub
 from diffurefill.fleet.simulate.kernel import Kernel
+from diffurefill.fleet.simulate.operators import LIES
 from diffurefill.fleet.simulate.provenance import Delta, Weights
 from diffurefill.store.base import MAIN, Version
 
@@ -56,6 +57,12 @@ class Ledger:
     """Element of an accepted payload -> the generation it entered."""
     owners: dict[int, str] = field(default_factory=dict)
     """Who claimed each epoch."""
+    held: set[Identity] = field(default_factory=set)
+    """Of them, those whose incarnation was the lane's, or was inherited by it."""
+    lies: dict[Identity, str] = field(default_factory=dict)
+    """Forged contributions (operators.py), by what is wrong with them."""
+    writers: dict[str, str] = field(default_factory=dict)
+    """Who wrote each lane's head."""
     leftovers: set[Identity] = field(default_factory=set)
     """Undecided contributions to the current global that a new term began with."""
 
@@ -77,18 +84,27 @@ class Ledger:
     def _published(self, version: Version, writer: str) -> None:
         missing = [p for p, ref in version.files.items() if ref.sha256 not in self.hub.blobs]
         self.check("files", not missing, f"{version.lane}@{version.id} names lost files {missing}")
+        self.writers[version.lane] = writer
         if version.lane == MAIN:
             self._main(version, writer)
         elif (worker := worker_of(version.lane)) is not None:
-            path = worker_paths(worker).manifest
-            if path in version.files:
-                manifest = _parsed(self.blob(version.files[path].sha256))
-                if manifest is not None:
-                    self.pushed.setdefault(identity(manifest), manifest)
+            self._lane(version, worker_paths(worker))
         quota = self.hub.commits_per_hour
         if quota is not None:
             used = len(self.hub.commit_times)
             self.check("I17", used <= quota, f"{used} commits in an hour that allows {quota}")
+
+    def _lane(self, version: Version, paths: WorkerPaths) -> None:
+        """Remember what was pushed, and whether its incarnation held the lane then or later."""
+        if paths.manifest not in version.files or paths.registration not in version.files:
+            return
+        manifest = _parsed(self.blob(version.files[paths.manifest].sha256))
+        registration = _parsed(self.blob(version.files[paths.registration].sha256))
+        if manifest is not None and registration is not None:
+            key = identity(manifest)
+            self.pushed.setdefault(key, manifest)
+            if key[1] in (registration["incarnation"], registration["inherited"]):
+                self.held.add(key)
 
     def _compacted(self, before: Version, after: Version) -> None:
         self.check("I14", before.files == after.files, f"squash changed lane {before.lane}")
@@ -128,6 +144,8 @@ class Ledger:
         was, now = before["epoch"], after["epoch"]
         self.check("I7", now >= was, f"{writer} publishes for epoch {now} after epoch {was}")
         if now > was:
+            foreign = self.owners.get(was) != writer or not before["merger_id"]
+            self.check("5.2", foreign, f"{writer} lost epoch {was} to nobody but itself")
             self.owners[now] = writer
             self.leftovers = self._undecided(after) if after["gen"] == before["gen"] else set()
         owner = self.owners.get(now)
@@ -197,6 +215,9 @@ class Ledger:
         self.accepted[key] = after["gen"]
         self.check("I5", self.pushed.get(key) == c, f"{who}: not what its worker pushed")
         self.check("I5", key not in self.rejected, f"{who}: it was rejected before")
+        self.check("5.4", key in self.held, f"{who}: its incarnation never held the lane")
+        forged = self.lies.get(key, "zombie") != "zombie"  # a zombie's may be inherited
+        self.check("5.4", not forged, f"{who}: forged ({self.lies.get(key)})")
         try:
             delta = provenance.load_delta(self.blob(c["payload"]["sha256"]))
         except (ValueError, KeyError, TypeError):
@@ -318,8 +339,16 @@ class Ledger:
             self.check("I19", bool(reason), f"{who} was rejected without a reason")
             self.check("I19", key in self.pushed, f"{who} was rejected but never pushed")
             self.check("I5", key not in self.accepted, f"{who} was accepted and then rejected")
+            if key in self.lies:
+                told = (LIES[self.lies[key]][0], "stale_base", "slot_cursor")
+                self.check("5.4", reason in told, f"{who} ({self.lies[key]}): {reason}")
 
-    # --- what workers do -------------------------------------------------------------------------
+    # --- what processes do -----------------------------------------------------------------------
+
+    def fenced(self, name: str, lane: str) -> None:
+        """A process stops because another took its place: then somebody else wrote there."""
+        itself = self.writers.get(lane) == name
+        self.check("5.2", not itself, f"{name} was fenced by a publish of its own on lane {lane}")
 
     def adopted(self, name: str, gen: int, sha256: str, step: int, cursor: Any, slot: int) -> None:
         """A worker starts an interval: from one generation's own weights, step and cursor."""

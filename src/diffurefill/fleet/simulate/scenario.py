@@ -7,6 +7,7 @@ the plan's (chaos.py, exhaustive.py) and the tests'.
 
 from __future__ import annotations
 
+import random
 import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,9 +16,10 @@ from diffurefill import config as configs
 from diffurefill.config import FleetConfig, RunConfig
 from diffurefill.fleet import records
 from diffurefill.fleet.merger import Merger
+from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Run
-from diffurefill.fleet.simulate import provenance
+from diffurefill.fleet.simulate import operators, provenance
 from diffurefill.fleet.simulate.connection import Plan, SimStore
 from diffurefill.fleet.simulate.hub import SimHub
 from diffurefill.fleet.simulate.invariants import Ledger
@@ -148,6 +150,39 @@ class World:
             return worker.run()
 
         return self.kernel.launch(self._unique(name or f"w{number}"), make, speed=speed)
+
+    def launch_roll_back(self) -> Process:
+        """A person goes back to a generation whose files are all still there."""
+
+        def choose(state: State) -> int | None:
+            known = [g for g in self.ledger.first if 0 < g <= state.gen and self._is_whole(g)]
+            return self.kernel.chance.choice(known) if known else None
+
+        def make(process: Process) -> Body:
+            return operators.roll_back(self._open(process), self._patience(), choose)
+
+        return self.kernel.launch(self._unique("person"), make)
+
+    def _is_whole(self, gen: int) -> bool:
+        state = self.ledger.first[gen]
+        refs = [state["global_weights"], *(state[k]["ref"] for k in ("ema", "swa") if state[k])]
+        return all(ref["sha256"] in self.hub.blobs for ref in refs)
+
+    def launch_liar(self, number: int, kind: str) -> Process:
+        def make(process: Process) -> Body:
+            return operators.lie(
+                self._open(process),
+                self._patience(),
+                number,
+                kind,
+                process.name,
+                self.ledger.lies.__setitem__,
+            )
+
+        return self.kernel.launch(self._unique("liar"), make)
+
+    def _patience(self) -> Patience:
+        return Patience(_silent, random.Random(self.kernel.chance.random()))
 
     def _unique(self, name: str) -> str:
         """Launch names never repeat: elements of weights are named by them."""
