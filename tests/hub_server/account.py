@@ -113,6 +113,11 @@ async def repo_info(
     )
 
 
+async def auth_check(state: State, request: Request, repo: Repository) -> Response:
+    """Whether the token may write here; the route has asked already."""
+    return Response()
+
+
 async def validate_yaml(state: State, request: Request) -> Response:
     await request.json()
     return Response({"errors": [], "warnings": []})

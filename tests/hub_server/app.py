@@ -63,6 +63,7 @@ HUB_ROUTES = [
     route("bucket_resolve", "HEAD GET", "/buckets/{bucket}/resolve/{path...}", buckets.resolve),
     route("info", "GET", "{api}", account.repo_info),
     route("info", "GET", "{api}/revision/{rev}", account.repo_info),
+    route("auth_check", "GET", "{api}/auth-check/write", account.auth_check, True),
     route("preupload", "POST", "{api}/preupload/{rev}", upload.preupload, True),
     route("commit", "POST", "{api}/commit/{rev}", upload.commit, True),
     route("batch", "POST", "{web}.git/info/lfs/objects/batch", upload.lfs_batch, True),
