@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import threading
 import time
@@ -26,6 +27,7 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import (
+    disable_progress_bars,
     get_session,
     hf_raise_for_status,
     parse_ratelimit_headers,
@@ -44,21 +46,23 @@ PASSING_PAUSE = 5.0
 RATE_LIMIT_PAUSE = 60.0
 BLOCK_BYTES = 1 << 20
 
-_limits = threading.Lock()
-_limited = False
+_preparing = threading.Lock()
+_prepared = False
 
 
-def limit_times() -> None:
+def prepare_client() -> None:
     """Give every request of this process time limits; some of the client's calls ask for none.
 
     Only the first call does anything: replacing the client while a request is under way would
-    break that request.
+    break that request. Progress bars would drown the log of a worker, unless asked for.
     """
-    global _limited
-    with _limits:
-        if not _limited:
+    global _prepared
+    with _preparing:
+        if not _prepared:
             set_client_factory(_client_with_limits)
-            _limited = True
+            if "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+                disable_progress_bars()
+            _prepared = True
 
 
 def _client_with_limits() -> httpx2.Client:
@@ -122,6 +126,8 @@ def _store_error(error: Exception, uri: str, doing: str, unsure: bool) -> StoreE
         return Denied(f"no token for {uri}: set HF_TOKEN to a token that may write there")
     if isinstance(error, OfflineModeIsEnabled):
         return Denied(f"{uri} cannot be reached: HF_HUB_OFFLINE is set; unset it")
+    if isinstance(error, ValueError) and answer is None and "LFS batch" in str(error):
+        return Denied(f"{uri}: the hub takes no file while {doing}{_redacted(str(error))}")
     if answer is None:
         what = f"{uri}: no answer while {doing} ({type(error).__name__})"
         if unsure and not isinstance(error, _NEVER_SENT):
@@ -138,7 +144,7 @@ def _answer(error: BaseException | None) -> HfHubHTTPError | None:
 
 
 def _answered(error: HfHubHTTPError, uri: str, doing: str, unsure: bool) -> StoreError:
-    status, said = error.response.status_code, _said(error)
+    status, said = error.response.status_code, _redacted(error.server_message)
     what = f"{uri}: the hub answered {status} while {doing}{said}"
     if isinstance(error, RepositoryNotFoundError):
         return NoRepository(
@@ -162,9 +168,9 @@ def _answered(error: HfHubHTTPError, uri: str, doing: str, unsure: bool) -> Stor
     return Denied(what)
 
 
-def _said(error: HfHubHTTPError) -> str:
-    # A server may echo what it was sent; a token must not reach a log by that way.
-    text = re.sub(r"\bhf_\w+", "hf_***", error.server_message or "")
+def _redacted(said: str | None) -> str:
+    """What the server said, in brackets. It may echo what it was sent: a token is cut out."""
+    text = re.sub(r"\bhf_\w+", "hf_***", " ".join((said or "").split()))
     return f" ({text})" if text else ""
 
 

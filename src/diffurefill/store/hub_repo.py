@@ -25,7 +25,7 @@ from diffurefill.store.hub_client import (
     NoRepository,
     download,
     hub_errors,
-    limit_times,
+    prepare_client,
 )
 from diffurefill.store.hub_files import Operation, Uploads
 
@@ -39,7 +39,7 @@ class HubRepo:
     def __init__(self, uri: str, *, commits_per_hour: int, clock: Callable[[], float]) -> None:
         self.uri = uri
         self.id = _repo_id(uri)
-        limit_times()
+        prepare_client()
         self._endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
         self._token = os.environ.get("HF_TOKEN") or None
         self._api = HfApi(endpoint=self._endpoint, token=self._token)
