@@ -104,18 +104,24 @@ def object_server() -> Iterator[Callable[[str], ObjectServer]]:
 
 
 @pytest.fixture
-def gs_store(
-    object_server: Callable[[str], ObjectServer], monkeypatch: pytest.MonkeyPatch
-) -> Store:
-    monkeypatch.setenv("GOOGLE_BASE_URL", object_server("gcs").url)
+def gs_server(object_server: Callable[[str], ObjectServer]) -> ObjectServer:
+    return object_server("gcs")
+
+
+@pytest.fixture
+def gs_store(gs_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("GOOGLE_BASE_URL", gs_server.url)
     monkeypatch.setenv("GOOGLE_BEARER_TOKEN", "token-of-the-tests")
     return open_store("gs://bucket/some/run", create=True)
 
 
 @pytest.fixture
-def az_store(
-    object_server: Callable[[str], ObjectServer], monkeypatch: pytest.MonkeyPatch
-) -> Store:
-    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", object_server("azure").url)
+def az_server(object_server: Callable[[str], ObjectServer]) -> ObjectServer:
+    return object_server("azure")
+
+
+@pytest.fixture
+def az_store(az_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Store:
+    monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", az_server.url)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5LW9mLXRoZS10ZXN0cw==")
     return open_store("az://account/container/some/run", create=True)

@@ -158,10 +158,12 @@ def translate(error: Exception, bucket: Bucket, contested: bool = False) -> Stor
     found = re.search(r"<Code>(\w+)</Code>", text)
     code = found[1] if found else ""
     shown = " ".join(str(part) for part in (status, code) if part) or "no answer"
-    if kind in _LOST:
-        return Conflict(f"{bucket.uri}: another writer was faster ({shown})")
     if code in _NO_BUCKET:
         return NotFound(f"no bucket {name}: make it, or correct {bucket.uri}")
+    if status == 409 and code != "BlobAlreadyExists":  # which is Azure's 412
+        return Busy(f"{name} is busy with another write ({shown})", PASSING_SECONDS)
+    if contested and kind in _LOST:
+        return Conflict(f"{bucket.uri}: another writer was faster ({shown})")
     if isinstance(error, FileNotFoundError):
         return NoObject(f"{bucket.uri}: no such object")
     if _NO_KEYS.search(text):
@@ -175,9 +177,7 @@ def translate(error: Exception, bucket: Bucket, contested: bool = False) -> Stor
         return UnsafeStore(f"{name} has no conditional writes: keep the run elsewhere")
     if status == 429 or code == "SlowDown":
         return Busy(f"{name} asks to slow down ({shown})", SLOW_DOWN_SECONDS)
-    if status == 409:
-        return Busy(f"{name} is busy with another write ({shown})", PASSING_SECONDS)
-    if 300 <= status < 500 and status != 408:
+    if "redirect without LOCATION" in text or (300 <= status < 500 and status not in (408, 412)):
         return Denied(f"{name} cannot serve this ({shown}): check address and region")
     if contested and "kind: Connect" not in text:
         return Unknown(f"{name} may have taken the write ({shown})")
