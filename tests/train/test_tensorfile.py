@@ -180,6 +180,7 @@ def entry(dtype: Any, shape: Any, begin: Any, end: Any) -> dict[str, Any]:
         with_header({"w": entry("F31", [1], 0, 4)}, b"1234"),
         with_header({"w": entry("F32", [-1, -1], 0, 4)}, b"1234"),
         with_header({"w": entry("F32", [1.0], 0, 4)}, b"1234"),
+        with_header({"w": entry("F32", [10**400, 0.5], 0, 4)}, b"1234"),
         with_header({"w": entry("F32", [1], 0.0, 4.0)}, b"1234"),
         with_header({"w": entry("F32", [1], 4, 8)}, b"12345678"),
         with_header({"v": entry("F32", [1], 0, 4), "w": entry("F32", [1], 0, 4)}, b"1234"),
