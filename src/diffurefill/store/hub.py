@@ -238,18 +238,19 @@ class HubStore:
 
     def _addition(self, path: str, change: bytes | Ref) -> CommitOperationAdd:
         """The operation that puts `change` at `path`; its bytes are at the hub, or are small."""
-        content = change
-        if isinstance(content, Ref):
-            ref = content
-            if ref != EMPTY and (ref in self._staged or ref.size > REGULAR_BYTES):
-                return by_digest(path, ref)
-            try:
-                content = self.read(ref)
-            except NotFound:  # staged by another process, or by nobody: the hub knows
-                return by_digest(path, ref)
-        if is_regular(content):
-            return regular(path, content)
-        return by_digest(path, self._repo.upload(content))
+        if isinstance(change, bytes):
+            if is_regular(change):
+                return regular(path, change)
+            return by_digest(path, self._repo.upload(change))
+        if change == EMPTY:
+            return regular(path, b"")
+        if change not in self._staged and change.size <= REGULAR_BYTES:
+            # Only the hub knows whether a short file lies in git; if so its bytes go along.
+            with contextlib.suppress(NotFound):
+                content = self.read(change)
+                if is_regular(content):
+                    return regular(path, content)
+        return by_digest(path, change)
 
     # --- bytes ---
 
