@@ -1,65 +1,94 @@
-"""A contribution is the fp32 difference, and what is wrong with one is seen before a merge."""
+"""What a worker sends decodes to its delta within the codec's bound, and nothing else gets in."""
 
+from __future__ import annotations
+
+import json
 import math
+import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from diffurefill.fleet.codec import DeltaFacts, encode_delta, inspect_delta
+from diffurefill.fleet.codec import CODECS, DeltaFile, delta_norm, encode_delta
 from diffurefill.runtime import philox
 from diffurefill.store.base import sha256_file
 from diffurefill.train.checkpoint import load_weights, save_weights, schema
+from tests.fleet.weights import (
+    PROPERTY,
+    Weights,
+    bits,
+    decoded,
+    encoded,
+    hexadecimal,
+    random_weights,
+    save,
+)
 
-SHAPES = {"embedding": (7, 5), "gain": (5,), "scale": (), "none": (0, 3)}
-
-
-def random_weights(*key: int | str) -> dict[str, Tensor]:
-    draw = philox("codec", *key)
-    return {
-        name: torch.from_numpy(np.asarray(draw.standard_normal(shape), dtype="float32"))
-        for name, shape in SHAPES.items()
-    }
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "codec.json"
+TINY = float(np.finfo(np.float32).tiny)
+every_codec = pytest.mark.parametrize("codec", CODECS)
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    path = tmp_path / "base"
-    save_weights(path, random_weights("base"))
-    return path
+    return save(tmp_path / "base", random_weights("base"))
+
+
+def plain_delta(new: Weights, base: Weights) -> dict[str, np.ndarray]:
+    return {name: np.asarray(new[name].numpy() - base[name].numpy()) for name in new}
+
+
+# --- encoding ---
 
 
 @pytest.mark.parametrize("chunk_elements", [1, 3, 1000])
-def test_a_delta_is_new_minus_base_in_fp32_whatever_the_chunk(
+def test_an_fp32_delta_is_new_minus_base_whatever_the_chunk(
     tmp_path: Path, base: Path, chunk_elements: int
 ) -> None:
     new = random_weights("new")
     encode_delta(base, new, tmp_path / "delta", chunk_elements=chunk_elements)
+    expected = plain_delta(new, random_weights("base"))
     for name, delta in load_weights(tmp_path / "delta").items():
-        expected = new[name].numpy() - random_weights("base")[name].numpy()
-        assert delta.numpy().tobytes() == expected.tobytes()
+        assert delta.numpy().tobytes() == expected[name].tobytes()
 
 
-def test_parameters_that_need_gradients_or_are_not_contiguous_are_encoded_as_they_look(
-    tmp_path: Path, base: Path
+@every_codec
+def test_the_file_does_not_depend_on_the_chunk_nor_on_how_a_parameter_lies(
+    tmp_path: Path, base: Path, codec: str
 ) -> None:
     plain = random_weights("new")
     turned = {
         name: (t.T.contiguous().T if t.ndim == 2 else t.clone()).requires_grad_()
         for name, t in plain.items()
     }
-    encode_delta(base, plain, tmp_path / "plain")
-    encode_delta(base, turned, tmp_path / "turned")
+    encode_delta(base, plain, tmp_path / "plain", codec=codec)
+    encode_delta(base, turned, tmp_path / "turned", codec=codec, chunk_elements=5)
     assert sha256_file(tmp_path / "plain") == sha256_file(tmp_path / "turned")
 
 
-def test_encoding_leaves_the_weights_as_they_were(tmp_path: Path, base: Path) -> None:
+@every_codec
+def test_encoding_leaves_the_weights_as_they_were(tmp_path: Path, base: Path, codec: str) -> None:
     new = random_weights("new")
-    encode_delta(base, new, tmp_path / "delta")
-    assert all(torch.equal(new[name], t) for name, t in random_weights("new").items())
+    encode_delta(base, new, tmp_path / "delta", codec=codec)
+    assert bits(new) == bits(random_weights("new"))
+
+
+@every_codec
+def test_both_sides_compute_the_norm_of_what_is_decoded(
+    tmp_path: Path, base: Path, codec: str
+) -> None:
+    norm = encode_delta(base, random_weights("new"), tmp_path / "delta", codec=codec)
+    flat = torch.cat([t.flatten() for t in decoded(tmp_path / "delta", codec, base).values()])
+    assert norm == pytest.approx(np.linalg.norm(flat.numpy().astype(np.float64)), rel=1e-13)
+    seen = delta_norm(tmp_path / "delta", codec, schema(base), chunk_elements=3)
+    assert seen == pytest.approx(norm, rel=1e-13)
 
 
 @pytest.mark.parametrize("change", ["missing", "extra", "shape", "dtype"])
@@ -80,55 +109,294 @@ def test_weights_that_do_not_fit_the_base_are_refused_by_name(
     assert not (tmp_path / "delta").exists()
 
 
-def test_an_honest_delta_passes_with_its_norm(tmp_path: Path, base: Path) -> None:
-    encode_delta(base, random_weights("new"), tmp_path / "delta")
-    facts = inspect_delta(tmp_path / "delta", schema(base), chunk_elements=3)
-    flat = np.concatenate([t.numpy().ravel() for t in load_weights(tmp_path / "delta").values()])
-    assert facts.finite
-    assert facts.schema_matches
-    assert facts.norm == pytest.approx(np.linalg.norm(flat.astype(np.float64)), rel=1e-14)
+def test_what_a_codec_cannot_hold_is_refused(tmp_path: Path, base: Path) -> None:
+    with pytest.raises(ValueError, match="'int3-delta' is not known here; there are fp32-delta"):
+        encode_delta(base, random_weights("new"), tmp_path / "delta", codec="int3-delta")
+    halves = {"w": torch.zeros(2).half()}
+    safetensors.torch.save_file(halves, tmp_path / "halves")
+    with pytest.raises(ValueError, match="kept in fp32, but w is F16"):
+        encode_delta(tmp_path / "halves", halves, tmp_path / "delta")
+    twice = {"w": torch.zeros(2, 2), "w:scale": torch.zeros(2)}
+    with pytest.raises(ValueError, match="w:scale stands for two things"):
+        encode_delta(save(tmp_path / "twice", twice), twice, tmp_path / "delta", codec="int8-delta")
 
 
+# --- decoding ---
+
+
+def values_of(path: Path, name: str) -> tuple[np.ndarray, np.ndarray]:
+    stored = load_weights(path)
+    return stored[name].numpy(), stored[name + ":scale"].float().numpy()
+
+
+def test_int8_is_a_cast_and_one_product_in_fp32(tmp_path: Path, base: Path) -> None:
+    encode_delta(base, random_weights("new"), tmp_path / "delta", codec="int8-delta")
+    values, scales = values_of(tmp_path / "delta", "embedding")
+    assert values.dtype == np.int8
+    assert scales.shape == (11,)
+    expected = values.astype(np.float32) * scales[:, None]
+    found = decoded(tmp_path / "delta", "int8-delta", base)["embedding"].numpy()
+    assert found.tobytes() == expected.tobytes()
+
+
+def test_int4_is_two_elements_a_byte_and_one_product_in_fp32(tmp_path: Path, base: Path) -> None:
+    encode_delta(base, random_weights("new"), tmp_path / "delta", codec="int4-delta")
+    packed, scales = values_of(tmp_path / "delta", "embedding")
+    assert packed.shape == (3, 16)  # 77 elements in blocks of 32
+    values = np.stack([packed & 15, packed >> 4], axis=2).reshape(3, 32).astype(np.float32) - 8
+    expected = (values * scales[:, None]).flatten()
+    assert not expected[77:].any()
+    found = decoded(tmp_path / "delta", "int4-delta", base)["embedding"].numpy()
+    assert found.tobytes() == expected[:77].tobytes()
+
+
+@every_codec
+@PROPERTY
+@given(start=st.integers(0, 199), size=st.integers(0, 200), cols=st.sampled_from([1, 3, 50, 200]))
+def test_any_range_decodes_to_that_part_of_the_whole(
+    tmp_path: Path, codec: str, start: int, size: int, cols: int
+) -> None:
+    delta = random_weights("range", shapes={"w": (200 // cols, cols)})
+    path = encoded(tmp_path, "delta", delta, codec)
+    whole = decoded(path, codec, tmp_path / "zero")["w"].flatten()
+    stop = min(start + size, len(whole))
+    start = min(start, stop)
+    with DeltaFile(path, codec, schema(tmp_path / "zero")) as f:
+        part = f.read("w", start, torch.full((stop - start,), math.nan))
+    assert part.numpy().tobytes() == whole[start:stop].numpy().tobytes()
+
+
+# --- bounds ---
+
+ELEMENT = st.floats(-(2.0**120), 2.0**120, width=32)
+MATRIX = st.tuples(st.integers(1, 4), st.integers(1, 70)).flatmap(
+    lambda shape: st.lists(ELEMENT, min_size=math.prod(shape), max_size=math.prod(shape)).map(
+        lambda values: torch.tensor(values).reshape(shape)
+    )
+)
+
+
+@PROPERTY
+@given(matrix=MATRIX)
+def test_bf16_is_off_by_half_a_step_of_each_element(tmp_path: Path, matrix: Tensor) -> None:
+    path = encoded(tmp_path, "delta", {"w": matrix}, "bf16-delta")
+    error = (decoded(path, "bf16-delta", tmp_path / "zero")["w"].double() - matrix).abs()
+    assert torch.all(error <= 2.0**-8 * matrix.double().abs() + 2.0**-134)
+
+
+@PROPERTY
+@given(matrix=MATRIX)
+def test_int8_is_off_by_half_a_scale_of_its_row(tmp_path: Path, matrix: Tensor) -> None:
+    path = encoded(tmp_path, "delta", {"w": matrix}, "int8-delta")
+    found = decoded(path, "int8-delta", tmp_path / "zero")["w"].double()
+    scales = matrix.double().abs().amax(1, keepdim=True) / 127
+    # The quotient and the product are rounded to fp32; rows below its normal numbers become zero.
+    assert torch.all((found - matrix).abs() <= 0.50002 * scales + 127 * TINY)
+    assert torch.all(found[matrix == 0] == 0)
+
+
+@PROPERTY
+@given(matrix=MATRIX)
+def test_int4_is_off_by_half_a_scale_of_its_block(tmp_path: Path, matrix: Tensor) -> None:
+    path = encoded(tmp_path, "delta", {"w": matrix}, "int4-delta")
+    found = decoded(path, "int4-delta", tmp_path / "zero")["w"].double().flatten()
+    flat = matrix.double().flatten()
+    for block, true in zip(found.split(32), flat.split(32), strict=True):
+        scale = float(true.abs().max()) / 7
+        assert torch.all((block - true).abs() <= (0.5 + 2.0**-8) * scale + 7 * TINY)
+
+
+def trained_delta() -> Weights:
+    """What 150 steps of AdamW do to a matrix under a steady gradient and ten times its noise."""
+    draw = torch.Generator().manual_seed(0)
+    weight = torch.nn.Parameter(torch.zeros(64, 256))
+    steady = torch.randn(64, 256, generator=draw) * torch.logspace(-3, 1, 64)[:, None]
+    optimizer = torch.optim.AdamW([weight], lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(150):
+        weight.grad = steady * (1 + 10 * torch.randn(64, 256, generator=draw))
+        optimizer.step()
+    return {"blocks.0.out.weight": weight.detach()}
+
+
+@pytest.mark.parametrize(
+    ("codec", "low", "high"),
+    [
+        ("fp32-delta", 0.0, 0.0),
+        ("bf16-delta", 0.001, 0.003),
+        ("int8-delta", 0.003, 0.01),
+        ("int4-delta", 0.06, 0.12),
+    ],
+)
+def test_the_relative_error_of_a_trained_delta_is_as_stated(
+    tmp_path: Path, codec: str, low: float, high: float
+) -> None:
+    delta = trained_delta()
+    path = encoded(tmp_path, "delta", delta, codec)
+    ((name, true),) = delta.items()
+    error = decoded(path, codec, tmp_path / "zero")[name] - true
+    assert low <= float(error.norm() / true.norm()) <= high
+
+
+def test_the_sizes_are_as_stated(tmp_path: Path) -> None:
+    delta = {"w": torch.zeros(512, 2048)}
+    sizes = {
+        codec: encoded(tmp_path, codec, delta, codec).stat().st_size / (512 * 2048)
+        for codec in CODECS
+    }
+    expected = {"fp32-delta": 4, "bf16-delta": 2, "int8-delta": 1.002, "int4-delta": 0.5625}
+    assert sizes == pytest.approx(expected, rel=1e-3)
+
+
+@every_codec
+def test_rows_of_zeros_stay_zero_and_signs_survive(tmp_path: Path, codec: str) -> None:
+    delta = {"w": torch.zeros(3, 40)}
+    delta["w"][1, ::2] = -(2.0**-100)
+    path = encoded(tmp_path, "delta", delta, codec)
+    found = decoded(path, codec, tmp_path / "zero")["w"]
+    assert torch.equal(found.sign(), delta["w"].sign())
+    assert torch.allclose(found, delta["w"], rtol=1e-2, atol=0)
+
+
+# --- what must not be merged ---
+
+
+@every_codec
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("name", ["embedding", "scale"])
-def test_one_value_that_is_not_finite_is_found(
-    tmp_path: Path, base: Path, value: float, name: str
+def test_one_value_that_is_not_finite_is_found_by_both_sides(
+    tmp_path: Path, base: Path, codec: str, value: float, name: str
 ) -> None:
-    delta = random_weights("delta")
-    delta[name].view(-1)[-1] = value
-    save_weights(tmp_path / "delta", delta)
-    facts = inspect_delta(tmp_path / "delta", schema(base))
-    assert facts == DeltaFacts(finite=False, norm=math.inf, schema_matches=True)
+    new = random_weights("new")
+    new[name].view(-1)[-1] = value
+    assert encode_delta(base, new, tmp_path / "delta", codec=codec) == math.inf
+    assert delta_norm(tmp_path / "delta", codec, schema(base)) == math.inf
 
 
 def test_the_largest_finite_values_are_no_false_alarm(tmp_path: Path, base: Path) -> None:
     huge = torch.finfo(torch.float32).max
-    delta = {name: torch.full(shape, huge) for name, shape in SHAPES.items()}
-    save_weights(tmp_path / "delta", delta)
-    facts = inspect_delta(tmp_path / "delta", schema(base))
-    assert facts.finite
-    assert facts.norm == pytest.approx(huge * math.sqrt(7 * 5 + 5 + 1), rel=1e-12)
+    delta = {name: torch.full_like(t, huge) for name, t in random_weights("d").items()}
+    norm = delta_norm(save(tmp_path / "delta", delta), "fp32-delta", schema(base))
+    assert norm == pytest.approx(huge * math.sqrt(11 * 7 + 7 + 1), rel=1e-12)
 
 
-MISMATCH = DeltaFacts(finite=False, norm=math.inf, schema_matches=False)
+HOSTILE = {
+    "no scale": lambda t: t.pop("embedding:scale"),
+    "short scale": lambda t: t.update({"embedding:scale": torch.ones(10)}),
+    "scale of elements": lambda t: t.update({"embedding:scale": torch.ones(11, 7)}),
+    "scale in fp64": lambda t: t.update({"embedding:scale": torch.ones(11).double()}),
+    "turned": lambda t: t.update({"embedding": t["embedding"].T.contiguous()}),
+    "fp32 values": lambda t: t.update({"embedding": t["embedding"].float()}),
+    "renamed": lambda t: t.update({"embeddings": t.pop("embedding")}),
+    "extra": lambda t: t.update({"gain:scale": torch.ones(1)}),
+}
 
 
-def test_another_schema_is_seen(tmp_path: Path, base: Path) -> None:
-    for name, other in {
-        "renamed": {**random_weights("d"), "extra": torch.zeros(1)},
-        "reshaped": {**random_weights("d"), "gain": torch.zeros(5, 1)},
-    }.items():
-        save_weights(tmp_path / name, other)
-        assert inspect_delta(tmp_path / name, schema(base)) == MISMATCH
-    halves = {name: t.half() for name, t in random_weights("d").items()}
-    safetensors.torch.save_file(halves, tmp_path / "halves")
-    assert inspect_delta(tmp_path / "halves", schema(base)) == MISMATCH
-
-
-@pytest.mark.parametrize("content", [b"", b"not safetensors at all", None])
-def test_a_damaged_file_matches_no_schema_and_raises_nothing(
-    tmp_path: Path, base: Path, content: bytes | None
+@pytest.mark.parametrize("change", HOSTILE)
+def test_a_payload_of_another_form_is_refused_by_name(
+    tmp_path: Path, base: Path, change: str
 ) -> None:
-    path = tmp_path / "delta"
-    path.write_bytes(base.read_bytes()[:-1] if content is None else content)
-    assert inspect_delta(path, schema(base)) == MISMATCH
+    encode_delta(base, random_weights("new"), tmp_path / "delta", codec="int8-delta")
+    stored = load_weights(tmp_path / "delta")
+    HOSTILE[change](stored)
+    safetensors.torch.save_file(stored, tmp_path / "delta")
+    with pytest.raises(ValueError, match=r"delta: tensor (embedding|gain)"):
+        DeltaFile(tmp_path / "delta", "int8-delta", schema(base))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3.4e38])
+def test_a_scale_that_decodes_to_no_number_is_found(
+    tmp_path: Path, base: Path, value: float
+) -> None:
+    encode_delta(base, random_weights("new"), tmp_path / "delta", codec="int8-delta")
+    stored = load_weights(tmp_path / "delta")
+    stored["embedding:scale"][3] = value
+    safetensors.torch.save_file(stored, tmp_path / "delta")
+    assert delta_norm(tmp_path / "delta", "int8-delta", schema(base)) == math.inf
+
+
+def test_a_payload_of_another_codec_is_refused(tmp_path: Path, base: Path) -> None:
+    for written in CODECS:
+        encode_delta(base, random_weights("new"), tmp_path / "delta", codec=written)
+        for read in set(CODECS) - {written}:
+            with pytest.raises(ValueError, match="delta: tensor"):
+                delta_norm(tmp_path / "delta", read, schema(base))
+
+
+class Calls:
+    """Unpickling this would leave a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return open, (str(self._path), "w")
+
+
+@every_codec
+def test_a_damaged_file_is_refused_and_never_run(tmp_path: Path, base: Path, codec: str) -> None:
+    encode_delta(base, random_weights("new"), tmp_path / "good", codec=codec)
+    good = (tmp_path / "good").read_bytes()
+    header = int.from_bytes(good[:8], "little")
+    padded = (header + 100_000).to_bytes(8, "little") + good[8 : 8 + header] + b" " * 100_000
+    for content in [
+        b"",
+        b"not safetensors at all",
+        pickle.dumps(Calls(tmp_path / "ran")),
+        good[:-1],
+        good + b"\0",
+        padded + good[8 + header :],
+    ]:
+        (tmp_path / "bad").write_bytes(content)
+        with pytest.raises(ValueError, match="not a whole safetensors file"):
+            delta_norm(tmp_path / "bad", codec, schema(base))
+    assert not (tmp_path / "ran").exists()
+
+
+@PROPERTY
+@given(
+    changes=st.lists(st.tuples(st.integers(0, 900), st.integers(0, 255)), min_size=1, max_size=3)
+)
+def test_bytes_changed_anywhere_are_a_refusal_or_another_number(
+    tmp_path: Path, changes: list[tuple[int, int]]
+) -> None:
+    delta = encoded(tmp_path, "delta", random_weights("new"), "int8-delta")
+    content = bytearray(delta.read_bytes())
+    for place, value in changes:
+        content[place % len(content)] = value
+    delta.write_bytes(content)
+    try:
+        norm = delta_norm(delta, "int8-delta", schema(tmp_path / "zero"))
+    except ValueError:
+        return
+    assert norm >= 0
+
+
+# --- golden file: `REWRITE_GOLDEN=1 pytest` after a change that is meant to change results ---
+
+
+def test_every_codec_decodes_as_in_the_golden_file(tmp_path: Path) -> None:
+    """The payload's sha256 and the decoded values to the bit: the same on every machine."""
+    draw = philox("golden codec")
+    delta = {
+        name: torch.from_numpy((2.0**-20 * draw.integers(-9999, 9999, shape)).astype("float32"))
+        for name, shape in {"a": (3, 5), "b": (4,)}.items()
+    }
+    found = {}
+    for codec in CODECS:
+        path = encoded(tmp_path, "delta", delta, codec)
+        save_weights(tmp_path / "decoded", decoded(path, codec, tmp_path / "zero"))
+        values = hexadecimal(tmp_path / "decoded")
+        found[codec] = {"sha256": sha256_file(path).sha256, "decoded": values}
+    if os.environ.get("REWRITE_GOLDEN"):
+        GOLDEN.write_text(json.dumps(found, indent=1) + "\n")
+    assert found == json.loads(GOLDEN.read_text())
+
+
+@pytest.mark.gpu
+@every_codec
+def test_weights_on_a_gpu_are_encoded_there(tmp_path: Path, base: Path, codec: str) -> None:
+    new = random_weights("new")
+    on_gpu = {name: t.cuda() for name, t in new.items()}
+    encode_delta(base, new, tmp_path / "cpu", codec=codec)
+    encode_delta(base, on_gpu, tmp_path / "gpu", codec=codec)
+    assert sha256_file(tmp_path / "cpu") == sha256_file(tmp_path / "gpu")

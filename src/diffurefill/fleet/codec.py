@@ -5,7 +5,7 @@ a delta keeps its relative precision when it is compressed (spec fleet.md 2.2). 
 one way in and one way out; both hold a chunk of the model at a time:
 
     fp32-delta  4 bytes an element, exact
-    bf16-delta  2 bytes, off by 2^-9 of each element at most
+    bf16-delta  2 bytes, off by 2^-8 of each element at most
     int8-delta  1 byte and an fp32 scale for each row of a matrix (formats.RowInt8)
     int4-delta  4.5 bits, an experiment (formats.BlockInt4)
 """
