@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
+from diffurefill.store import addresses
 from diffurefill.store.base import Store, new_nonce, open_store
 from diffurefill.store.folder import FolderStore
 from diffurefill.store.hub import HubStore
@@ -101,6 +102,17 @@ def object_server() -> Iterator[Callable[[str], ObjectServer]]:
     yield start
     for server in servers:
         server.close()
+
+
+@pytest.fixture
+def s3_server(
+    object_server: Callable[[str], ObjectServer], s3_keys: None, monkeypatch: pytest.MonkeyPatch
+) -> ObjectServer:
+    """An S3 server of our own. Nothing is repeated below the store, so a fault shows at once."""
+    server = object_server("s3")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    monkeypatch.setattr(addresses, "PATIENT", {"max_retries": 0})
+    return server
 
 
 @pytest.fixture

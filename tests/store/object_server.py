@@ -49,6 +49,19 @@ Fault = str | int | tuple[int, str] | None
 """HANG_UP, LOSE_ANSWER, a status, or a status with an error code; None for no fault."""
 
 
+def fail(method: str, ending: str, fault: Fault) -> Callable[[Request], Fault]:
+    """The first such request meets `fault`."""
+    done: list[Request] = []
+
+    def decide(request: Request) -> Fault:
+        if request.method == method and request.path.endswith(ending) and not done:
+            done.append(request)
+            return fault
+        return None
+
+    return decide
+
+
 class ObjectServer:
     """`url` is ready once constructed; `close` when done. Every bucket exists unless `missing`."""
 
@@ -59,7 +72,7 @@ class ObjectServer:
         self.requests: list[Request] = []
         self.ignored: set[str] = set()
         self.fault: Callable[[Request], Fault] = lambda request: None
-        self.redirect_downloads_to: str | None = None
+        self.redirect_downloads_to: ObjectServer | None = None
         self.clock: Callable[[], float] = time.time
         self.generation = 0
         self.lock = threading.Lock()
@@ -78,6 +91,9 @@ class ObjectServer:
         (found,) = (path for path in self.objects if path.endswith(ending))
         return found
 
+    def seen(self, method: str, ending: str) -> list[Request]:
+        return [r for r in self.requests if r.method == method and r.path.endswith(ending)]
+
     def store(self, path: str, content: bytes) -> Stored:
         self.generation += 1
         self.objects[path] = Stored(content, self.generation, self.clock())
@@ -91,7 +107,7 @@ class ObjectServer:
             if "list-type" in query or query.get("comp") == "list":
                 return self._list(request)
             if method == "GET" and self.redirect_downloads_to:
-                return 302, {"location": self.redirect_downloads_to + request.path}, b""
+                return 302, {"location": self.redirect_downloads_to.url + request.path}, b""
             return self._get(request)
         if method == "DELETE":
             self.objects.pop(request.path, None)

@@ -7,7 +7,7 @@ COUNT 0 writes until it is killed.
 import itertools
 import sys
 
-from diffurefill.store.base import Conflict, Store, open_store, publish_surely
+from diffurefill.store.base import Conflict, Store, Version, open_store, publish_surely
 
 LANE = "race"
 
@@ -29,6 +29,15 @@ def increment(store: Store, name: str) -> None:
             return
         except Conflict:
             continue
+
+
+def publish_times(store: Store, times: int) -> list[Version]:
+    """So many versions of the main lane, whose file `state` counts them."""
+    versions: list[Version] = []
+    for number in range(1, times + 1):
+        expect = versions[-1] if versions else None
+        versions.append(store.publish("main", {"state": b"%d" % number}, expect=expect))
+    return versions
 
 
 def main(uri: str, name: str, times: str) -> None:
