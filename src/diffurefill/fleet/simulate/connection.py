@@ -25,6 +25,7 @@ from diffurefill.store.base import (
     StoreError,
     Unknown,
     Version,
+    check_lane,
     new_nonce,
 )
 
@@ -209,6 +210,7 @@ class SimStore:
 
         A `back` answer hides even what this process has seen before.
         """
+        check_lane(lane)
         versions = self.hub.lanes_kept.get(lane, [])
         if fault not in ("stale", "back"):
             return versions
@@ -248,6 +250,7 @@ class SimStore:
             content = self._get(ref, fault)
             self.hub.fetched_by.setdefault(self.process.name, set()).add(ref.sha256)
             self.process.spend(self.costs.bytes_of(content) / self.costs.download_bytes_per_second)
+            dest.parent.mkdir(parents=True, exist_ok=True)
             dest.write_bytes(content)
             return dest
 

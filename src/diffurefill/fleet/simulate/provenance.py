@@ -20,7 +20,8 @@ from typing import Any
 
 from diffurefill.fleet.records import Fold, Inspection, Payload, State
 
-CODEC = "exact"
+CODEC = "fp32-delta"
+"""Its name in manifests; the bytes are JSON."""
 Weights = dict[str, Fraction]
 
 POISON = "poison"
