@@ -44,7 +44,6 @@ SLOWEST_BYTES_PER_SECOND = 250_000.0
 
 PASSING_PAUSE = 5.0
 RATE_LIMIT_PAUSE = 60.0
-BLOCK_BYTES = 1 << 20
 
 _preparing = threading.Lock()
 _prepared = False
@@ -237,7 +236,7 @@ def download(url: str, headers: dict[str, str], f: BinaryIO, size: int | None = 
                     f.seek(0)
                     f.truncate()
                     digest, received, before = hashlib.sha256(), 0, 0
-                for block in response.iter_bytes(BLOCK_BYTES):
+                for block in response.iter_bytes():
                     f.write(block)
                     digest.update(block)
                     received += len(block)
