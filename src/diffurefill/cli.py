@@ -144,8 +144,8 @@ class Audit:
         import tempfile
 
         from diffurefill.fleet.audit import INVARIANTS, audit_run
-        from diffurefill.fleet.start import averager_of
         from diffurefill.fleet.run import config_at
+        from diffurefill.fleet.start import averager_of
         from diffurefill.store.base import open_store
 
         store = open_store(self.store)

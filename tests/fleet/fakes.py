@@ -6,6 +6,7 @@ contribution that is lost, counted twice or merged into the wrong model shows ex
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,11 @@ from diffurefill.fleet.worker import Worker
 from diffurefill.store.base import (
     MAIN,
     Change,
+    Corrupt,
     Store,
     Version,
     dump_json,
+    read_json,
     sha256_file,
 )
 from tests.store.memory import MemoryStore as MemoryStore
@@ -283,6 +286,7 @@ class FakeFleet:
     ticks: dict[str, float] = field(default_factory=dict)
     started: int = 0
     guard: FakeGuard | None = None
+    wall_clock: Callable[[], float] = lambda: 1e9
 
     def __post_init__(self) -> None:
         if self.store.head(MAIN) is None:
@@ -322,6 +326,7 @@ class FakeFleet:
             learner,
             session_seconds=session_seconds,
             clock=self.clock,
+            wall_clock=self.wall_clock,
             report=self.said.append,
         )
         self.add(name, worker.run())
@@ -351,6 +356,11 @@ class FakeFleet:
                 self.said.append(f"{name} crashed")
         return done()
 
+    def has_pushed(self, worker: int) -> bool:
+        """Whether a contribution lies on the worker's lane."""
+        head = self.store.head(records.lane_of(worker))
+        return head is not None and records.worker_paths(worker).manifest in head.files
+
     def until_generation(self, gen: int, seconds: float = 2000.0) -> bool:
         return self.run_until(lambda: self.state.gen >= gen, seconds)
 
@@ -366,12 +376,18 @@ class FakeFleet:
         return read_weights(path)
 
     def states(self) -> list[State]:
-        """The first state of every generation, from 0 on."""
-        by_gen: dict[int, State] = {}
+        """The first state of every generation; of compacted ones as their round records tell."""
+        head, by_gen = self.store.head(MAIN), dict[int, State]()
+        assert head is not None
+        for path in sorted(head.files):
+            if path.startswith(records.ROUNDS):
+                state = records.state_from_json(read_json(self.store, head, path)["state"])
+                by_gen[state.gen] = state
         for version in self.store.history(MAIN):
-            state = read_state(self.store, version)
-            by_gen.setdefault(state.gen, state)
-        return list(by_gen.values())
+            with contextlib.suppress(Corrupt):
+                state = read_state(self.store, version)
+                by_gen.setdefault(state.gen, state)
+        return [by_gen[gen] for gen in sorted(by_gen)]
 
     def accepted(self) -> list[Contribution]:
         """Every contribution that a generation names, over the whole history."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from diffurefill.config import UserError
-from diffurefill.fleet import log, protocol, records
+from diffurefill.fleet import records
 from diffurefill.fleet.audit import audit_run
 from diffurefill.fleet.run import Fenced
 from diffurefill.fleet.worker import Worker
@@ -73,7 +73,7 @@ def test_one_worker_alone_goes_on_after_the_other_is_dead(fleet: FakeFleet) -> N
 def test_a_merger_restarted_first_merges_what_a_dead_fleet_had_pushed(fleet: FakeFleet) -> None:
     """The report's rule ii: one leftover is enough, no living worker is waited for."""
     fleet.add_worker(0)
-    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    fleet.run_until(lambda: fleet.has_pushed(0))
     fleet.kill("w0")
     fleet.add_merger()
     assert fleet.until_generation(1, seconds=FLEET.grace_seconds + 10)
@@ -85,7 +85,7 @@ def test_a_restarted_worker_waits_for_its_own_leftover_instead_of_repeating_it(
     fleet: FakeFleet,
 ) -> None:
     fleet.add_worker(0)
-    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    fleet.run_until(lambda: fleet.has_pushed(0))
     fleet.kill("w0")
     fleet.add_worker(0, name="again")
     fleet.kill("again")
@@ -105,7 +105,7 @@ def test_a_newer_global_drops_the_partial_interval(fleet: FakeFleet) -> None:
     fleet.add_worker(2)
     slow = fleet.add_worker(1)
     assert fleet.until_generation(3)
-    fleet.run_until(lambda: slow.adopted and slow.adopted[-1][0] >= 2)
+    fleet.run_until(lambda: len(slow.adopted) == 2)
     assert any("worker 1: dropped" in line for line in fleet.said)
     assert all(c.worker != 1 for c in fleet.accepted())
     assert slow.rows_at <= FLEET.local_steps  # its rows are read again, none is skipped
@@ -123,8 +123,7 @@ def test_work_on_an_old_global_is_rejected_even_when_the_hub_hid_the_new_one(
     fleet.add_worker(1, store=hub)
     hub.freeze()
     assert fleet.until_generation(1)
-    pushed = lambda: "ckpt_w01.json" in fleet.store.head("w-01").files  # noqa: E731
-    assert fleet.run_until(pushed, seconds=500)
+    assert fleet.run_until(lambda: fleet.has_pushed(1), seconds=900)
     assert fleet.until_generation(fleet.state.gen + 2)
     assert all(c.worker != 1 for c in fleet.accepted())
     assert any("rejected worker 1, contribution 1: stale_base" in s for s in fleet.said)
@@ -133,20 +132,6 @@ def test_work_on_an_old_global_is_rejected_even_when_the_hub_hid_the_new_one(
     hub.thaw()
     told = "worker 1: rejected gen 0, seq 1, lost steps 4, reason stale_base"
     assert fleet.run_until(lambda: told in fleet.said, seconds=200)
-    expect_sound(fleet)
-
-
-def test_two_mergers_alive_and_only_the_newer_publishes(fleet: FakeFleet) -> None:
-    fleet.add_merger("old")
-    fleet.add_worker(0)
-    fleet.add_worker(1)
-    fleet.until_generation(2)
-    fleet.add_merger("new")
-    with pytest.raises(Fenced, match="another merger took over"):
-        fleet.until_generation(20)
-    fleet.kill("old")
-    assert fleet.until_generation(4)
-    assert fleet.state.epoch == 2
     expect_sound(fleet)
 
 
@@ -178,7 +163,7 @@ def test_a_worker_that_keeps_diverging_stops_with_advice(fleet: FakeFleet) -> No
 
 def test_a_damaged_payload_is_rejected_and_its_worker_learns_of_it(fleet: FakeFleet) -> None:
     fleet.add_worker(0)
-    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    fleet.run_until(lambda: fleet.has_pushed(0))
     payload = fleet.store.head("w-00").files["ckpt_w00.safetensors"]
     fleet.store.blobs[payload.sha256] = b"{}"
     fleet.add_merger()
@@ -208,7 +193,7 @@ def test_a_merger_killed_between_averaging_and_publishing_loses_nothing(fleet: F
     class Die(BaseException):
         pass
 
-    def die(event: str, state: protocol.State) -> None:
+    def die(event: str, state: records.State) -> None:
         if event == "averaged" and state.gen == 2:
             raise Die
 
@@ -248,7 +233,7 @@ def test_a_worker_of_another_version_stops_with_advice(fleet: FakeFleet) -> None
 
 def test_files_of_another_worker_on_a_lane_count_for_nobody(fleet: FakeFleet) -> None:
     fleet.add_worker(0)
-    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    fleet.run_until(lambda: fleet.has_pushed(0))
     lane = fleet.store.head("w-00").files
     copied = {"ckpt_w01.json": lane["ckpt_w00.json"], "reg_w01.json": lane["reg_w00.json"]}
     fleet.store.publish("w-01", copied, expect=None)
@@ -260,7 +245,7 @@ def test_files_of_another_worker_on_a_lane_count_for_nobody(fleet: FakeFleet) ->
 
 def test_a_payload_that_is_gone_is_rejected(fleet: FakeFleet) -> None:
     fleet.add_worker(0)
-    fleet.run_until(lambda: "ckpt_w00.json" in fleet.store.head("w-00").files)
+    fleet.run_until(lambda: fleet.has_pushed(0))
     del fleet.store.blobs[fleet.store.head("w-00").files["ckpt_w00.safetensors"].sha256]
     fleet.add_merger()
     assert fleet.until_generation(1, seconds=300)
@@ -287,12 +272,10 @@ def test_the_published_file_is_the_state_s_global(fleet: FakeFleet) -> None:
     assert read_weights(fleet.store.fetch(head.files[records.GLOBAL], fleet.folder / "x"))
 
 
-def test_no_rule_reads_a_clock_of_another_machine(
-    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_rule_reads_a_clock_of_another_machine(fleet: FakeFleet) -> None:
     """Wall clocks jump by an hour, forth and back; only logs show it."""
     jumps = itertools.cycle([0.0, 3600.0, -3600.0])
-    monkeypatch.setattr(log.time, "time", lambda: 1e9 + next(jumps))
+    fleet.wall_clock = lambda: 1e9 + next(jumps)
     fleet.add_merger()
     fleet.add_worker(0)
     fleet.add_worker(1)
