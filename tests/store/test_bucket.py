@@ -117,6 +117,24 @@ def test_a_bucket_that_does_not_exist_is_named(s3_store: Store) -> None:
         absent.head()
 
 
+@pytest.mark.parametrize(("status", "error"), [(404, Denied), (503, Busy)])
+def test_keys_that_cannot_be_had_say_which_to_set(
+    object_server: Callable[[str], ObjectServer],
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    error: type[StoreError],
+) -> None:
+    """Without keys, obstore asks the cloud's own machines for some: here that service fails."""
+    metadata = object_server("s3")
+    metadata.fault = lambda request: status
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_METADATA_ENDPOINT", metadata.url)
+    monkeypatch.setattr(addresses, "PATIENT", {"max_retries": 0})
+    with pytest.raises(error, match="set AWS_ACCESS_KEY_ID"):
+        open_store("s3://bucket/run").check_access()
+
+
 # --- servers that ignore conditions ---
 
 

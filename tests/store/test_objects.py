@@ -8,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from diffurefill.store import bucket
+from diffurefill.store import addresses, bucket
 from diffurefill.store.base import (
     Busy,
     Conflict,
     Corrupt,
     NotFound,
     Unknown,
+    Version,
     open_store,
     publish_surely,
 )
+from diffurefill.store.layout import dump_manifest
 from diffurefill.store.objects import ObjectStore
 from tests.store.object_server import HANG_UP, LOSE_ANSWER, Fault, ObjectServer, Request, fail
 from tests.store.writers import publish_times
@@ -98,6 +100,38 @@ def test_the_outcome_of_our_own_publish_takes_one_request_to_settle(
     assert len(s3_server.requests) == 1
     assert reopened().lookup("main", "mine") is None
     assert len(s3_server.requests) == 1 + 5
+
+
+def test_a_contested_write_is_sent_once(
+    s3_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sent again by a layer below, it could meet its own first try, or land long after."""
+    monkeypatch.setattr(addresses, "PATIENT", {"max_retries": 3})
+    run = reopened()
+    s3_server.fault = fail("PUT", HEAD, 500)
+    with pytest.raises(Unknown):
+        run.publish("main", {"state": b"1"}, expect=None)
+    assert len(s3_server.seen("PUT", HEAD)) == 1
+
+
+def test_a_head_that_moves_while_it_is_read_is_a_conflict(
+    run: ObjectStore, s3_server: ObjectServer
+) -> None:
+    """Another publishes between our two looks at the head: its tag must not go with our content."""
+    (first,) = publish_times(run, 1)
+    other = Version("main", "2", "other", first.files)
+
+    def overtake(request: Request) -> Fault:
+        looks = [r for r in s3_server.requests if r.path.endswith(HEAD)]
+        if len(looks) == 2:
+            s3_server.store(s3_server.key(HEAD), dump_manifest(other))
+        return None
+
+    s3_server.requests.clear()
+    s3_server.fault = overtake
+    with pytest.raises(Conflict):
+        run.publish("main", {"state": b"2"}, expect=first)
+    assert run.head() == other
 
 
 @pytest.mark.parametrize("fault", [HANG_UP, LOSE_ANSWER])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from diffurefill.store import folder
-from diffurefill.store.base import UnsafeStore, Version
+from diffurefill.store.base import Busy, UnsafeStore, Version
 from diffurefill.store.folder import FolderStore
 
 
@@ -55,3 +55,18 @@ def test_a_store_that_compares_but_does_not_swap_atomically_is_refused(
     monkeypatch.setattr(folder, "_link", overwrite)
     with pytest.raises(UnsafeStore, match="racing updates"):
         FolderStore(tmp_path / "run", create=True).selftest()
+
+
+def test_a_store_that_asks_to_slow_down_is_waited_for(tmp_path: Path) -> None:
+    class Throttled(FolderStore):
+        num_busy = 0
+
+        def publish(self, lane: str, changes: Any, *, expect: Any, nonce: Any = None) -> Version:
+            if threading.current_thread() is not threading.main_thread() and self.num_busy < 5:
+                self.num_busy += 1
+                raise Busy("slow down", retry_after=0.0)
+            return super().publish(lane, changes, expect=expect, nonce=nonce)
+
+    store = Throttled(tmp_path / "run", create=True)
+    store.selftest()
+    assert store.num_busy >= 5

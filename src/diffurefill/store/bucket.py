@@ -147,7 +147,10 @@ class Bucket:
 _LOST = "AlreadyExistsError", "PreconditionError"
 _REFUSED = "PermissionDeniedError", "UnauthenticatedError"
 _NO_BUCKET = "NoSuchBucket", "ContainerNotFound"
-_NO_KEYS = re.compile(r"169\.254\.|token request|metadata\.google|missing .*credential", re.I)
+_NO_KEYS = re.compile(
+    r"169\.254\.|/latest/api/token|/latest/meta-data|omputeMetadata|token request"
+)
+"""Where obstore asks for short-lived keys when the environment names none."""
 
 
 def translate(error: Exception, bucket: Bucket, contested: bool = False) -> StoreError:
@@ -158,6 +161,10 @@ def translate(error: Exception, bucket: Bucket, contested: bool = False) -> Stor
     found = re.search(r"<Code>(\w+)</Code>", text)
     code = found[1] if found else ""
     shown = " ".join(str(part) for part in (status, code) if part) or "no answer"
+    if _NO_KEYS.search(text):
+        # Asking for short-lived keys may fail for a moment, days into a run.
+        message = f"no usable keys for {name}: {bucket.keys_advice}"
+        return Denied(message) if 400 <= status < 500 else Busy(message, PASSING_SECONDS)
     if code in _NO_BUCKET:
         return NotFound(f"no bucket {name}: make it, or correct {bucket.uri}")
     if status == 409 and code != "BlobAlreadyExists":  # which is Azure's 412
@@ -165,9 +172,7 @@ def translate(error: Exception, bucket: Bucket, contested: bool = False) -> Stor
     if contested and kind in _LOST:
         return Conflict(f"{bucket.uri}: another writer was faster ({shown})")
     if isinstance(error, FileNotFoundError):
-        return NoObject(f"{bucket.uri}: no such object")
-    if _NO_KEYS.search(text):
-        return Denied(f"no usable keys for {name}: {bucket.keys_advice}")
+        return NoObject(f"{bucket.uri}: no such object, or no such bucket")
     if kind in _REFUSED or status in (401, 403):
         return Denied(
             f"{name} refused this process ({shown}): its keys must be valid and may read, write, "

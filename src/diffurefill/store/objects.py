@@ -195,7 +195,7 @@ class ObjectStore:
         candidates |= refs_of(self._version(lane, number) for number in older)
         young, old = self._by_age(candidates)
         # The heads last: nearest to the deletions that depend on them.
-        heads = self._heads([lane, *self.lanes()])
+        heads = self._heads(sorted({lane, *self.lanes()}))
         require_head(lane, heads[lane], expect)
         needed = refs_of(heads.values())
         for ref in old - needed:
