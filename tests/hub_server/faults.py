@@ -38,6 +38,16 @@ INSIDE = {
     "stall": "the content stops half-way, until the fault is cleared",
     "object_error": "the LFS batch answers 200 with an error for every object",
 }
+READS = ("info", "refs", "commits", "tree", "paths_info", "resolve")
+ONLY_FOR = {
+    "stale": READS,
+    "flip": ("blob", "resolve"),
+    "truncate": ("blob",),
+    "cut": ("blob",),
+    "stall": ("blob",),
+    "object_error": ("batch",),
+}
+"""The kinds whose handlers act out a fault of INSIDE; for others it would do nothing."""
 ACTIONS = {**BEFORE, **AFTER, **INSIDE}
 
 
@@ -57,7 +67,8 @@ class Fault:
     seconds: int = 1
 
     def hits(self, kind: str, path: str) -> bool:
-        return self.kind in ("any", kind) and re.search(self.match, path) is not None
+        able = kind in ONLY_FOR.get(self.action, (kind,))
+        return able and self.kind in ("any", kind) and re.search(self.match, path) is not None
 
 
 class Faults:
@@ -73,6 +84,8 @@ class Faults:
             raise ValueError(f"no requests of kind {fault.kind!r}; known: {sorted(self._kinds)}")
         if fault.action not in ACTIONS:
             raise ValueError(f"no fault {fault.action!r}; known: {sorted(ACTIONS)}")
+        if fault.kind not in ("any", *ONLY_FOR.get(fault.action, (fault.kind,))):
+            raise ValueError(f"{fault.action!r} is for {ONLY_FOR[fault.action]}")
         with self._lock:
             self._active.append(fault)
 

@@ -97,11 +97,12 @@ def test_buckets(hub: Hub, tmp_path: Path) -> None:
     assert Path("l").read_bytes() == b"log"
 
     try:
-        api.batch_bucket_files("anna/b", add=[(b"new", "new")], delete=["absent"])
+        api.batch_bucket_files("anna/b", add=[(b"new", "new")], delete=["absent", "log/w-01.jsonl"])
         raise SystemExit("a partial failure must raise")
     except BucketBatchError as error:
         assert [f["path"] for f in error.failures] == ["absent"]
-    assert "new" in {f.path for f in api.list_bucket_tree("anna/b", recursive=True)}
+    left = {f.path for f in api.list_bucket_tree("anna/b", recursive=True)}
+    assert left == {"new", "w/01/w.bin"}
 
     Path("folder/x").mkdir(parents=True)
     Path("folder/x/1").write_bytes(b"one")
