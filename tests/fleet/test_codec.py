@@ -257,6 +257,14 @@ def test_rows_of_zeros_stay_zero_and_signs_survive(tmp_path: Path, codec: str) -
     assert torch.allclose(found, delta["w"], rtol=1e-2, atol=0)
 
 
+def test_no_scale_lies_where_machines_flush_numbers_to_zero(tmp_path: Path) -> None:
+    delta = {"w": torch.tensor([[1e-38] * 32, [100 * TINY] * 32, [200 * TINY] * 32])}
+    for codec, kept in {"int8-delta": [0, 0, 1], "int4-delta": [0, 1, 1]}.items():
+        _, scales = values_of(encoded(tmp_path, "delta", delta, codec), "w")
+        assert np.array_equal(scales >= TINY, kept)
+        assert not scales[scales < TINY].any()
+
+
 # --- what must not be merged ---
 
 

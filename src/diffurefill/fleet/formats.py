@@ -134,11 +134,10 @@ def _quantise(
     A group that is not finite gets a scale that is not: what is decoded shows it.
     """
     scales = (groups.abs().amax(1) / limit).to(scale_dtype)
-    # Below the smallest normal number a quotient means nothing, and machines differ in keeping it.
+    # Machines differ in whether they keep numbers below the smallest normal one.
     scales = torch.where(scales < torch.finfo(torch.float32).tiny, 0.0, scales).to(scale_dtype)
-    divisors = torch.where(scales == 0, 1.0, scales.float())
-    values = torch.round(groups / divisors[:, None]).clamp_(-limit, limit)
-    return torch.nan_to_num_(values, nan=0.0), scales
+    values = torch.round(groups / scales.float()[:, None]).clamp_(-limit, limit)
+    return torch.nan_to_num_(values, nan=0.0), scales  # 0 / 0 in a group of zeros
 
 
 FORMATS = {
