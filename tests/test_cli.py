@@ -119,7 +119,9 @@ def test_too_few_documents(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_store_address_of_another_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "folders only" in expect_mistake(capsys, "status", "s3://bucket/run")
+    said = expect_mistake(capsys, "status", "ftp://host/run")
+    assert "no store speaks ftp://" in said
+    assert "hf://user/repo" in said
 
 
 def test_a_demo_never_writes_into_a_folder_that_holds_something(

@@ -50,6 +50,8 @@ def tiny_config(corpus: Path) -> RunConfig:
         fleet=FleetConfig(
             local_steps=4,
             grace_seconds=2.0,
+            lease_seconds=1.0,
+            guard_rows=4,
             live_seconds=20.0,
             poll_seconds=0.05,
             log_seconds=1.0,

@@ -1,6 +1,7 @@
 """Sessions that end, workers that are late, and the arm that keeps its drift."""
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 from tests.fleet.fakes import FLEET, FakeFleet, MemoryStore
@@ -69,7 +70,7 @@ def test_a_late_contribution_is_merged_with_less_weight_where_the_run_says_so(
     behind = before.gen - c.base_gen
     others = sum(x.tokens for x in state.accepted if x is not c)
     own = c.tokens / (1 + behind)
-    assert fleet.global_weights()[element] == own / (own + others)
+    assert fleet.global_weights()[element] == Fraction(own) / Fraction(own + others)
     assert c.identity not in {r.identity for s in fleet.states() for r in s.rejected}
 
 
