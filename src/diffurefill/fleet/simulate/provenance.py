@@ -27,6 +27,8 @@ Weights = dict[str, Fraction]
 POISON = "poison"
 """Elements that begin so raise the held-out CE: what a worker on wrong text contributes."""
 
+HUGE = Fraction(1_000_000)
+
 
 def dump_weights(weights: Mapping[str, Fraction]) -> bytes:
     return json.dumps({k: str(v) for k, v in sorted(weights.items())}).encode()
@@ -51,12 +53,15 @@ class Delta:
     """sha256 of the weights it was really trained from."""
     rows: tuple[int, int]
     """The slot's rows it was really trained on: from, and up to but without."""
-    scale: str = "1"
-    """`nan`, or how far the values are blown up."""
+    finite: bool = True
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(sum(float(v) ** 2 for v in self.delta.values()))
 
     def dump(self) -> bytes:
         delta = {k: str(v) for k, v in self.delta.items()}
-        rest = {"slot": self.slot, "base": self.base, "rows": self.rows, "scale": self.scale}
+        rest = {"slot": self.slot, "base": self.base, "rows": self.rows, "finite": self.finite}
         return json.dumps({"delta": delta, **rest}).encode()
 
 
@@ -68,7 +73,7 @@ def load_delta(content: bytes) -> Delta:
         slot=record["slot"],
         base=record["base"],
         rows=(record["rows"][0], record["rows"][1]),
-        scale=record["scale"],
+        finite=record["finite"],
     )
 
 
@@ -94,10 +99,9 @@ def mixed(previous: Mapping[str, Fraction], keep: float, new: Mapping[str, Fract
 
 
 def held_out_ce(weights: Mapping[str, Fraction]) -> float:
-    """Falls with everything learned, jumps with poison. Nats, so to speak."""
-    good = sum((v for k, v in weights.items() if not k.startswith(POISON)), Fraction(0))
-    bad = sum((v for k, v in weights.items() if k.startswith(POISON)), Fraction(0))
-    return 10.0 - 0.01 * float(good) + 5.0 * float(bad)
+    """Falls with everything learned, jumps with poison and with huge steps. Nats, so to speak."""
+    bad = sum(v for k, v in weights.items() if k.startswith(POISON) or v > 1)
+    return 10.0 - 0.01 * float(sum(weights.values()) - bad) + 5.0 * min(float(bad), 10.0)
 
 
 class ExactAverager:
@@ -111,9 +115,9 @@ class ExactAverager:
             delta = load_delta(payload.read_bytes())
         except (ValueError, KeyError, TypeError):
             return Inspection("schema", math.inf)
-        if delta.scale == "nan":
+        if not delta.finite:
             return Inspection("nonfinite", math.inf)
-        return Inspection(None, float(delta.scale) * math.sqrt(len(delta.delta)))
+        return Inspection(None, delta.norm)
 
     def cosines(self, payloads: Sequence[Payload]) -> list[float]:
         return [1.0 if len(payloads) == 1 else 0.0 for _ in payloads]
@@ -200,16 +204,15 @@ class ExactLearner:
         element = f"{self.name}.{self.num_intervals}"
         if self.vice == "poison":
             element = f"{POISON}:{element}"
-        scale = {"nan": "nan", "sneaky_nan": "nan", "huge": "1e6"}.get(self.vice, "1")
         delta = Delta(
-            delta={element: Fraction(1)},
+            delta={element: HUGE if self.vice == "huge" else Fraction(1)},
             slot=self.number,
             base=self.adopted[1],
             rows=(self.rows[0], self.rows[-1] + 1) if self.rows else (self.at, self.at),
-            scale=scale,
+            finite=self.vice not in ("nan", "sneaky_nan"),
         )
         dest.write_bytes(delta.dump())
-        return math.nan if self.vice == "nan" else float("1" if scale == "nan" else scale)
+        return math.nan if self.vice == "nan" else delta.norm
 
     def finish(self) -> dict[str, Any]:
         return {"drift": 0.25}
