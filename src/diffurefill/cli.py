@@ -150,7 +150,7 @@ class Audit:
 
         store = open_store(self.store)
         with tempfile.TemporaryDirectory() as work:
-            audit = audit_run(store, averager_of(config_at(store)), Path(work), progress)
+            audit = audit_run(store, averager_of(config_at(store).fleet), Path(work), progress)
         for name, promise in INVARIANTS.items():
             bad = sum(v.startswith(f"{name} ") for v in audit.violations)
             mark = f"VIOLATED {bad} times" if bad else "ok"
