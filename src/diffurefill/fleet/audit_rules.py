@@ -1,0 +1,333 @@
+"""The audit's rules on records alone: no weights are read here. Source: spec fleet.md 4."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from diffurefill.fleet import protocol, records
+from diffurefill.fleet.audit_findings import Audit
+from diffurefill.fleet.audit_history import Entry, History
+from diffurefill.fleet.records import Average, Contribution, Decided, Rejected, Saved, State
+
+ABOUT_THE_TERM = ("epoch", "merger_id", "beat", "live", "alert", "compacted_gen")
+FOLLOWING = ("ema", "swa", "snapshots", "full_gen", "rejected", "roster")
+"""What may change while a generation is the newest; nothing else of its state may."""
+FIXED_FILES = (records.CONFIG, records.TOKENIZER, records.PROBE)
+
+
+def check_records(history: History, codecs: Collection[str], audit: Audit) -> None:
+    """Everything that can be held against the rules without weights."""
+    audit.generations = history.newest.gen
+    for before, after in itertools.pairwise(history.entries):
+        _check_publish(before, after, audit)
+    _check_terms(history, audit)
+    for entry in history.entries:
+        _check_version(entry, history, audit)
+    for gen in history.first:
+        if gen > 0 and gen - 1 in history.first:
+            _Generation(history, gen, audit).check()
+    _check_repeats(history, audit)
+    _check_rejections(history, codecs, audit)
+    _check_steps_of_workers(history, audit)
+
+
+# --- one publish after another -------------------------------------------------------------------
+
+
+def _check_publish(before: Entry, after: Entry, audit: Audit) -> None:
+    """I1, I7, I14: what may become of the newest version. `apart`: versions lost in between."""
+    apart, at = after.index - before.index, f"version {after.version.id}"
+    old, new = before.state, after.state
+    grown, raised = new.gen - old.gen, new.epoch - old.epoch
+    audit.check("I1", 0 <= grown <= apart, f"{at}: generation {old.gen} -> {new.gen}")
+    if apart == 1:
+        allowed = _may_follow(old, new)
+        what = f"{at}: epoch {old.epoch} of {old.merger_id[:8] or 'nobody'} -> {new.epoch} of "
+        audit.check("I7", allowed, what + (new.merger_id[:8] or "nobody"))
+    else:
+        audit.check("I7", 0 <= raised <= apart, f"{at}: epoch {old.epoch} -> {new.epoch}")
+    forward = old.compacted_gen <= new.compacted_gen <= new.gen
+    audit.check("I14", forward, f"{at}: compacted up to {new.compacted_gen}")
+
+
+def _may_follow(old: State, new: State) -> bool:
+    """I7: within an epoch only its holder publishes, up to giving it up; a new epoch is one more,
+    begun by a claim or by a rollback."""
+    if new.epoch == old.epoch:
+        return bool(old.merger_id) and new.merger_id in (old.merger_id, "")
+    if new.epoch != old.epoch + 1:
+        return False
+    if new.gen == old.gen:
+        return bool(new.merger_id) and new.merger_id != old.merger_id
+    return new.restored_from is not None and not new.merger_id
+
+
+def _check_terms(history: History, audit: Audit) -> None:
+    owners: dict[int, str] = {}
+    states = [*(e.state for e in history.entries), *history.first.values()]
+    for state in states:
+        if state.merger_id:
+            owner = owners.setdefault(state.epoch, state.merger_id)
+            what = f"epoch {state.epoch} has two mergers, {owner[:8]} and {state.merger_id[:8]}"
+            audit.check("I7", owner == state.merger_id, what)
+    for (_, old), (gen, new) in itertools.pairwise(history.first.items()):
+        audit.check("I7", new.epoch >= old.epoch, f"generation {gen}: the epoch fell")
+
+
+# --- one version ---------------------------------------------------------------------------------
+
+
+def _check_version(entry: Entry, history: History, audit: Audit) -> None:
+    state, files, at = entry.state, entry.version.files, f"version {entry.version.id}"
+    first, whole = history.first.get(state.gen), history.first.get(state.full_gen)
+    if first is not None:
+        same = state.global_weights == first.global_weights
+        audit.check("I2", same, f"{at}: generation {state.gen} has two sets of weights")
+        changed = _changed(first, state)
+        told = f"{at} tells another story of generation {state.gen} than its record"
+        audit.check("I16", not changed, f"{told} ({', '.join(changed)})")
+    if whole is not None and state.full_gen != state.gen:
+        behind = state.full_gen == state.gen - 1 and state.update is not None
+        audit.check("I6", behind, f"{at}: its whole global is of generation {state.full_gen}")
+    weights = state.global_weights if state.full_gen == state.gen or whole is None else None
+    expected = {
+        records.GLOBAL: weights or (whole.global_weights if whole else None),
+        records.EMA: state.ema and state.ema.ref,
+        records.SWA: state.swa and state.swa.ref,
+        records.MOMENTUM: state.momentum and state.momentum.ref,
+        records.UPDATE: state.update,
+        **{records.snapshot_path(s.gen): s.ref for s in state.snapshots},
+        **{path: history.head.files.get(path) for path in FIXED_FILES},
+    }
+    for path in {*expected, *(p for p in files if p.startswith("snap/"))}:
+        agree = files.get(path) == expected.get(path)
+        audit.check("I6", agree, f"{at}: {path} is not the file that its state names")
+    for path in files:
+        if path.startswith(records.ROUNDS):
+            same = files[path] == history.head.files.get(path)
+            audit.check("I16", same, f"{at}: {path} was another one")
+    for saved in state.snapshots:
+        known = history.first.get(saved.gen)
+        if known is not None:
+            same = saved.ref == known.global_weights
+            audit.check("I2", same, f"{at}: the snapshot of {saved.gen} has other weights")
+
+
+def _changed(first: State, state: State) -> list[str]:
+    """What differs between two versions of a generation, though it may not."""
+    one, other = records.to_json(first), records.to_json(state)
+    may_change = (*ABOUT_THE_TERM, *FOLLOWING, "global_weights")
+    return [name for name in one if name not in may_change and one[name] != other[name]]
+
+
+# --- one generation ------------------------------------------------------------------------------
+
+
+class _Generation:
+    """Generation `gen` held against the one it was made from."""
+
+    def __init__(self, history: History, gen: int, audit: Audit) -> None:
+        self._history, self._gen, self._audit = history, gen, audit
+        self._now = history.first[gen]
+
+    def _check(self, invariant: str, holds: bool, what: str) -> bool:
+        return self._audit.check(invariant, holds, f"generation {self._gen}: {what}")
+
+    def check(self) -> None:
+        now, gen = self._now, self._gen
+        self._check("I1", now.gen == gen, f"its record is of generation {now.gen}")
+        expected = gen - 1 if now.restored_from is None else now.restored_from
+        parent = self._history.first.get(expected)
+        named = now.parent_gen == expected < gen and parent is not None
+        if not self._check("I5", named, f"it names {now.parent_gen} as its parent"):
+            return
+        assert parent is not None
+        names = ("run_id", "config_sha", "schema_sha", "corpus_sha")
+        same = all(getattr(now, n) == getattr(parent, n) for n in names)
+        self._check("I8", same, "it names another run, configuration, schema or corpus")
+        if now.restored_from is None:
+            self._check_merged(parent)
+        else:
+            self._check_restored(parent)
+        for name in ("ema", "swa"):
+            self._check_average(name, parent)
+
+    def _check_merged(self, parent: State) -> None:
+        now, accepted = self._now, self._now.accepted
+        base = self._history.bases.get(self._gen, parent.global_weights)
+        self._check("I5", base == parent.global_weights, "its record names other base weights")
+        self._check("I9", bool(accepted), "nothing was merged")
+        kept = self._history.config.max_staleness
+        recent = (Saved(parent.gen, parent.global_weights), *parent.recent)[:kept]
+        self._check("I5", now.recent == recent, "its recent generations are not its ancestors")
+        for c in accepted:
+            self._check_contribution(c, parent)
+        once = len({c.worker for c in accepted}) == len(accepted)
+        self._check("I11", once, "a slot was read twice for it")
+        ends = {str(c.worker): c.cursor_end for c in accepted if c.cursor_end is not None}
+        moved = now.cursors == {**parent.cursors, **ends}
+        self._check("I11", moved, "the slots' cursors do not follow its contributions")
+        steps = max((c.steps for c in accepted), default=0)
+        self._check("I12", now.step == parent.step + steps, "its step does not add up")
+        tokens = parent.tokens + sum(c.tokens for c in accepted)
+        self._check("I16", now.tokens == tokens, "its tokens do not add up")
+        measured = len(now.measured) == len(accepted)
+        self._check("I16", measured, "its measurements are not of its contributions")
+
+    def _check_contribution(self, c: Contribution, parent: State) -> None:
+        who = f"worker {c.worker}, contribution {c.seq}"
+        late = self._history.config.max_staleness
+        known = protocol.has_known_base(c, parent, late)
+        self._check("I3", known, f"{who} was made on generation {c.base_gen} or other weights")
+        lane = self._history.lanes.get(c.worker)
+        pushed = lane.pushed.get(c.identity) if lane else None
+        if pushed is None and lane is not None and c.base_gen < lane.compacted_gen:
+            self._audit.unchecked["I5"] += 1
+        else:
+            self._check("I5", c in (pushed or ()), f"{who} is not what its worker pushed")
+        starts = protocol.starts_at_its_slot(c, parent)
+        self._check("I11", starts, f"{who} does not start where its slot stands")
+        decided = Decided(incarnation=c.incarnation, seq=c.seq)
+        told = self._now.roster.get(str(c.worker)) == decided
+        self._check("I16", told, f"{who} is not on the roster")
+
+    def _check_restored(self, target: State) -> None:
+        now = self._now
+        same = now.global_weights == target.global_weights
+        self._check("I5", same, f"its weights are not those of {target.gen}, which it restores")
+        empty = not (now.accepted or now.rejected or now.measured or now.recent or now.update)
+        self._check("I5", empty, "a rollback brings in something new")
+        self._check("I12", now.step == target.step, f"its step is not that of {target.gen}")
+        self._check("I11", now.cursors == target.cursors, "its cursors are not its target's")
+        self._check("I16", now.tokens == target.tokens, "its tokens are not its target's")
+        momentum = target.momentum and Saved(self._gen, target.momentum.ref)
+        kept = now.momentum == momentum or (now.momentum is None and self._may_restart(target))
+        self._check("I5", kept, "its momentum is not its target's")
+
+    def _may_restart(self, target: State) -> bool:
+        """Whether what followed the target may have been deleted before it was restored."""
+        return target.gen < self._now.compacted_gen
+
+    # --- EMA and SWA -----------------------------------------------------------------------------
+
+    def _check_average(self, name: str, parent: State) -> None:
+        """I10: which generations an average holds; its bytes are audit_weights.py's."""
+        start: Average | None = getattr(self._now, name)
+        self._check("I10", self._began_as(name, parent, start), f"its {name} began as another one")
+        end = self._history.average(name, self._gen)
+        if end == start:
+            due = self._history.follows(self._gen) and self.is_due(name)
+            self._check("I10", not due, f"it is missing from the {name}")
+            return
+        count = start.count + 1 if start else 1
+        folded = end is not None and (end.gen, end.count) == (self._gen, count)
+        self._check("I10", folded and self.is_due(name), f"its {name} counts others than itself")
+
+    def _began_as(self, name: str, parent: State, start: Average | None) -> bool:
+        if self._now.restored_from is None:
+            last = self._history.last(parent.gen)
+            return last is None or getattr(last, name) == start
+        if start is None and self._may_restart(parent):
+            return True
+        before = self._history.first[self._gen - 1]
+        targets = [parent, *(e.state for e in self._history.entries if e.state.gen == parent.gen)]
+        if self._history.follows(parent.gen):  # what the target ended with, by what followed it
+            ended = self._history.average(name, parent.gen)
+            ema = name == "ema"
+            targets.append(replace(parent, ema=ended) if ema else replace(parent, swa=ended))
+        return any(start == getattr(protocol.rolled_back(before, t), name) for t in targets)
+
+    def is_due(self, name: str) -> bool:
+        if name == "ema":
+            return protocol.ema_is_due(self._now)
+        return protocol.swa_is_due(self._now, self._history.config)
+
+
+# --- over the whole history ----------------------------------------------------------------------
+
+
+def _check_repeats(history: History, audit: Audit) -> None:
+    """I4: by identity over all generations, by bytes along a lineage, where no row comes twice."""
+    accepted = [c for state in history.first.values() for c in state.accepted]
+    for identity, times in Counter(c.identity for c in accepted).items():
+        audit.check("I4", times == 1, f"{identity} was accepted {times} times")
+    refused = {r.identity for _, r in _rejections(history)}
+    for c in accepted:
+        audit.check("I4", c.identity not in refused, f"{c.identity} was accepted and rejected")
+    tips = [g - 1 for g, s in history.first.items() if s.restored_from is not None]
+    for tip in {*tips, history.newest.gen}:
+        shas = [c.payload.sha256 for s in _lineage(history, tip) for c in s.accepted]
+        for sha, times in Counter(shas).items():
+            audit.check("I4", times == 1, f"payload {sha} is {times} times in generation {tip}")
+
+
+def _lineage(history: History, gen: int | None) -> Iterator[State]:
+    """A generation and its ancestors, newest first."""
+    while gen is not None and (state := history.first.get(gen)) is not None:
+        yield state
+        gen = state.parent_gen if state.parent_gen is None or state.parent_gen < gen else None
+
+
+def _rejections(history: History) -> list[tuple[int, Rejected]]:
+    """Every rejection on record, with the generation that it was judged against."""
+    found = {(s.gen - 1, r) for s in history.first.values() for r in s.rejected}
+    for entry in history.entries:
+        first = history.first.get(entry.state.gen, entry.state)
+        told_early = set(entry.state.rejected) - set(first.rejected)
+        found |= {(entry.state.gen, r) for r in told_early}
+    return sorted(found, key=lambda pair: (pair[0], pair[1].identity))
+
+
+def _check_rejections(history: History, codecs: Collection[str], audit: Audit) -> None:
+    """I15: what was refused for what its manifest says was refused for a true reason."""
+    for gen, rejected in _rejections(history):
+        judged = history.first.get(gen)
+        lane = history.lanes.get(rejected.worker)
+        pushed = lane.pushed.get(rejected.identity, []) if lane else []
+        if judged is None or len(pushed) != 1:  # deleted, or two processes under one name
+            audit.unchecked["I15"] += 1
+            continue
+        true = _is_true(rejected, pushed[0], judged, history.config.max_staleness, codecs)
+        if true is None:
+            audit.unchecked["I15"] += 1
+        else:
+            who = f"worker {rejected.worker}, contribution {rejected.seq}"
+            audit.check("I15", true, f"{who} was refused for {rejected.reason}, wrongly")
+
+
+def _is_true(
+    rejected: Rejected, c: Contribution, state: State, late: int, codecs: Collection[str]
+) -> bool | None:
+    """Whether the reason holds; None for reasons that rest on bytes or on the moment."""
+    match rejected.reason:
+        case "run":
+            return c.run_id != state.run_id
+        case "config":
+            return c.config_sha != state.config_sha
+        case "codec":
+            return c.codec not in codecs
+        case "stale_base":
+            return not protocol.has_known_base(c, state, late)
+        case "slot_cursor":
+            return not protocol.starts_at_its_slot(c, state)
+        case "no_steps":
+            return c.steps <= 0 or c.tokens <= 0
+    return None
+
+
+def _check_steps_of_workers(history: History, audit: Audit) -> None:
+    """I12: the step that workers logged, of which the learning rate is a function."""
+    replaces = history.config.adoption == "replace"
+    for worker, lane in history.lanes.items():
+        for line in lane.log:
+            state = history.first.get(line.get("gen", -1))
+            if state is None or "step" not in line:
+                continue
+            at = f"worker {worker} trained generation {state.gen} at step {line['step']}"
+            if line["phase"] == "adopt":
+                audit.check("I12", line["step"] == state.step, at)
+            elif line["phase"] == "train" and replaces:
+                audit.check("I12", line["step"] == state.step + line["local_step"], at)
