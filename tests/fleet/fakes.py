@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from diffurefill import config as configs
 from diffurefill.config import FleetConfig, RunConfig
@@ -34,7 +34,8 @@ from diffurefill.store.base import (
 )
 from tests.store.memory import MemoryStore as MemoryStore
 
-CODEC = "fake"
+CODEC: Final = "fp32-delta"
+"""A name that a configuration may hold; the payloads are {element: value} as JSON."""
 FLEET = FleetConfig(
     local_steps=4,
     min_fresh=2,
@@ -43,7 +44,7 @@ FLEET = FleetConfig(
     lease_seconds=30.0,
     poll_seconds=1.0,
     log_seconds=20.0,
-    codec=CODEC,  # type: ignore[arg-type]
+    codec=CODEC,
 )
 
 
@@ -58,9 +59,15 @@ def read_weights(path: Path) -> Weights:
     return {k: Fraction(v) for k, v in json.loads(path.read_text()).items()}
 
 
+@dataclass(frozen=True)
 class FakeAverager:
     codecs = (CODEC,)
-    needs_momentum = False
+    outer_momentum: Fraction = Fraction(0)
+    """Above zero: Nesterov's outer step."""
+
+    @property
+    def needs_momentum(self) -> bool:
+        return self.outer_momentum > 0
 
     def inspect(self, payload: Path, codec: str, base: Path) -> Inspection:
         values = json.loads(payload.read_text())
@@ -91,6 +98,11 @@ class FakeAverager:
         for p in payloads:
             for element, value in read_weights(p.path).items():
                 step[element] = step.get(element, Fraction(0)) + Fraction(p.weight) / total * value
+        if momentum_dest is not None:
+            earlier = read_weights(momentum) if momentum else {}
+            moved = _plus(_times(earlier, self.outer_momentum), step)
+            write_weights(momentum_dest, moved)
+            step = _plus(step, _times(moved, self.outer_momentum))
         weights = _plus(read_weights(base), step)
         if update_dest is not None:
             write_weights(update_dest, step)
@@ -108,6 +120,10 @@ class FakeAverager:
 
     def apply_update(self, base: Path, update: Path, dest: Path) -> None:
         write_weights(dest, _plus(read_weights(base), read_weights(update)))
+
+
+def _times(a: Weights, factor: Fraction) -> Weights:
+    return {k: factor * v for k, v in a.items()}
 
 
 def _plus(a: Weights, b: Weights) -> Weights:
@@ -286,6 +302,7 @@ class FakeFleet:
     ticks: dict[str, float] = field(default_factory=dict)
     started: int = 0
     guard: FakeGuard | None = None
+    averager: FakeAverager = FakeAverager()
     wall_clock: Callable[[], float] = lambda: 1e9
 
     def __post_init__(self) -> None:
@@ -302,7 +319,7 @@ class FakeFleet:
     def add_merger(self, name: str = "merger", store: Store | None = None, **options: Any) -> None:
         merger = Merger(
             self.run_for(name, store),
-            FakeAverager(),
+            self.averager,
             self.guard,
             clock=self.clock,
             report=self.said.append,
