@@ -20,8 +20,10 @@ from diffurefill.store.base import (
     Change,
     Conflict,
     Corrupt,
+    NotFound,
     Publication,
     Version,
+    compact_surely,
     dump_json,
     read_json,
 )
@@ -60,29 +62,13 @@ class WorkerLane:
         Returns that contribution, which may be decided already. Raises Taken when another process
         registered at the same moment.
         """
-        store = self._run.store
-        head = yield from self._io(lambda: store.head(self.lane))
-        found, pending = "an empty lane", None
-        if head is not None:
-            version = head
-            registered = yield from self._io(
-                lambda: read_json(store, version, self._paths.registration)
-            )
-            before = records.registration_from_json(registered)
-            found = f"the lane of incarnation {before.incarnation[:8]}"
-            if self._paths.manifest in head.files:
-                manifest = yield from self._io(
-                    lambda: read_json(store, version, self._paths.manifest)
-                )
-                pending = records.contribution_from_json(manifest)
-            if self._paths.log in head.files:
-                content = yield from self._io(lambda: store.read(version.ref(self._paths.log)))
-                self.log.continue_from(content)
-            self.registration = replace(
-                self.registration,
-                inherited=pending.incarnation if pending else None,
-                compacted_gen=before.compacted_gen,
-            )
+        while True:
+            head = yield from self._io(lambda: self._run.store.head(self.lane))
+            try:
+                found, pending = yield from self._read(head)
+                break
+            except NotFound:  # its holder has compacted the lane meanwhile: look again
+                continue
         self.log.note("register", {"found": found, "machine": machine})
         changes = {self._paths.registration: self._registration_json()}
         try:
@@ -93,6 +79,28 @@ class WorkerLane:
                 "its lane; start this one with another --worker number"
             ) from None
         return pending
+
+    def _read(
+        self, head: Version | None
+    ) -> Generator[float, None, tuple[str, Contribution | None]]:
+        """What an earlier incarnation left at `head`, in words, and its contribution."""
+        if head is None:
+            return "an empty lane", None
+        store, pending = self._run.store, None
+        registered = yield from self._io(lambda: read_json(store, head, self._paths.registration))
+        before = records.registration_from_json(registered)
+        if self._paths.manifest in head.files:
+            manifest = yield from self._io(lambda: read_json(store, head, self._paths.manifest))
+            pending = records.contribution_from_json(manifest)
+        if self._paths.log in head.files:
+            content = yield from self._io(lambda: store.read(head.ref(self._paths.log)))
+            self.log.continue_from(content)
+        self.registration = replace(
+            self.registration,
+            inherited=pending.incarnation if pending else None,
+            compacted_gen=before.compacted_gen,
+        )
+        return f"the lane of incarnation {before.incarnation[:8]}", pending
 
     def push(self, c: Contribution, state: State) -> Iterator[float]:
         """Payload, manifest and log in one publish; then give room back if the run does."""
@@ -108,7 +116,7 @@ class WorkerLane:
         if compacts and (version := self._version) is not None:
             try:
                 self._version = yield from self._io(
-                    lambda: self._run.store.compact(self.lane, version)
+                    lambda: compact_surely(self._run.store, self.lane, version)
                 )
             except Conflict:
                 raise self._fenced() from None

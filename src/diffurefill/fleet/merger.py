@@ -34,6 +34,7 @@ from diffurefill.store.base import (
     Publication,
     StoreError,
     Version,
+    compact_surely,
     dump_json,
     publish_surely,
     sha256_file,
@@ -280,7 +281,12 @@ class Merger:
         if every and self._now.state.gen - self._now.state.compacted_gen >= every:
             yield from self._publish(protocol.compacted(self._now.state), {})
             now = self._now
-            version = yield from self._io(lambda: self._run.store.compact(MAIN, now.version))
+            try:
+                version = yield from self._io(
+                    lambda: compact_surely(self._run.store, MAIN, now.version)
+                )
+            except Conflict:
+                raise self._fenced() from None
             self._hold(version, now.state)
 
 
