@@ -23,19 +23,19 @@ BEFORE = {
     "forbidden": "403: the token may not do this",
     "storage_full": "403: the storage limit is reached",
     "drop": "cut the connection before doing anything",
-    "hang": "never answer, until the fault is cleared",
+    "hang": "never answer; the connection is cut once faults are cleared",
 }
 AFTER = {
     "error_after": "do it, then answer `status`",
     "drop_after": "do it, then cut the connection",
-    "hang_after": "do it, then never answer, until the fault is cleared",
+    "hang_after": "do it, then as hang",
 }
 INSIDE = {
     "stale": "a branch or list of refs as it was before its last move",
     "flip": "one byte of the content is wrong, the length right",
     "truncate": "the stored content is shorter than it should be",
     "cut": "the connection is cut half-way through the content",
-    "stall": "the content stops half-way, until the fault is cleared",
+    "stall": "the content stops half-way; cut once faults are cleared",
     "object_error": "the LFS batch answers 200 with an error for every object",
 }
 READS = ("info", "refs", "commits", "tree", "paths_info", "resolve")

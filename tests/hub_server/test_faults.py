@@ -118,6 +118,18 @@ def test_no_answer_until_cleared(hub: Hub, api: HfApi, action: str, applied: boo
     assert ("b" in [b.name for b in api.list_repo_refs(REPO).branches]) == applied
 
 
+def test_clearing_lets_go_what_hangs(hub: Hub, api: HfApi) -> None:
+    hub.faults.add("info", "hang")
+    connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=30)
+    connection.request("GET", f"/api/models/{REPO}")
+    while not hub.log("info"):
+        pass  # the server is another thread: asking for the log lets it run
+    hub.faults.clear()
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    connection.close()
+
+
 def test_lagging_reads_show_the_head_before(hub: Hub, api: HfApi) -> None:
     first = put(api, b"1")
     second = put(api, b"2")
