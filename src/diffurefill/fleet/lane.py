@@ -6,6 +6,7 @@ publish finds out. Source: spec fleet.md 5.2 (3), 5.4.
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
@@ -29,6 +30,8 @@ from diffurefill.store.base import (
 )
 
 HOUR = 3600.0
+MAX_SQUASHED = 5
+"""Times in a row that a lane may be compacted between our look and our reading it."""
 
 
 class Taken(Fenced):
@@ -62,13 +65,7 @@ class WorkerLane:
         Returns that contribution, which may be decided already. Raises Taken when another process
         registered at the same moment.
         """
-        while True:
-            head = yield from self._io(lambda: self._run.store.head(self.lane))
-            try:
-                found, pending = yield from self._read(head)
-                break
-            except NotFound:  # its holder has compacted the lane meanwhile: look again
-                continue
+        head, (found, pending) = yield from self._read_head()
         self.log.note("register", {"found": found, "machine": machine})
         changes = {self._paths.registration: self._registration_json()}
         try:
@@ -79,6 +76,17 @@ class WorkerLane:
                 "its lane; start this one with another --worker number"
             ) from None
         return pending
+
+    def _read_head(
+        self,
+    ) -> Generator[float, None, tuple[Version | None, tuple[str, Contribution | None]]]:
+        """The head and what it holds. A holder that compacts meanwhile makes us look again."""
+        for _attempt in range(MAX_SQUASHED):
+            head = yield from self._io(lambda: self._run.store.head(self.lane))
+            with contextlib.suppress(NotFound):
+                return head, (yield from self._read(head))
+            yield self._run.config.fleet.poll_seconds
+        raise Corrupt(f"lane {self.lane} names files that are not there")
 
     def _read(
         self, head: Version | None
