@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.config import ModelConfig
+from diffurefill.config import ModelConfig, UserError
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.outer import OUTER_STEPS, num_matrices, orthogonal_direction
 from diffurefill.model.denoiser import Denoiser
@@ -288,7 +288,7 @@ def test_the_matrices_are_those_that_muon_takes() -> None:
     ],
 )
 def test_settings_that_mean_nothing_are_refused(settings: tuple, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(UserError, match=said):
         FileAverager(*settings)
 
 

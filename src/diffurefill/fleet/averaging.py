@@ -55,24 +55,11 @@ class FileAverager:
         *,
         chunk_elements: int = CHUNK_ELEMENTS,
     ) -> None:
-        """Raises ValueError for a rule that is not known or a number that it would ignore."""
+        """Raises UserError for a rule that is not known or a number that it would ignore."""
         outer.require_outer_step(outer_step, outer_lr, outer_momentum)
         self._kind, self._lr, self._momentum = outer_step, outer_lr, outer_momentum
         self._chunk_elements = chunk_elements
         self.needs_momentum = outer_step == "nesterov"
-
-    # Until the merger and the auditor use the methods below:
-
-    codec = CODEC
-
-    def fault(self, payload: Path, base: Path) -> str | None:
-        return self.inspect(payload, CODEC, base).fault
-
-    def mean(self, base: Path, payloads: Sequence[tuple[Path, float]], dest: Path) -> None:
-        mean_of_deltas(base, payloads, dest, chunk_elements=self._chunk_elements)
-
-    def ema(self, previous: Path | None, new: Path, decay: float, dest: Path) -> None:
-        self.fold(new, [Fold(previous, decay, dest)])
 
     # --- contributions ---------------------------------------------------------------------------
 
@@ -244,28 +231,3 @@ def _shares(weights: Sequence[float]) -> list[float]:
             raise ValueError(f"the weight of a delta must be a positive number, not {weight}")
     total = math.fsum(weights)
     return [weight / total for weight in weights]
-
-
-# --- until the merger and the auditor use the methods above ---------------------------------------
-
-
-def mean_of_deltas(
-    base_path: Path,
-    deltas: Sequence[tuple[Path, float]],
-    dest: Path,
-    *,
-    chunk_elements: int = CHUNK_ELEMENTS,
-) -> None:
-    payloads = [Payload(path, CODEC, weight) for path, weight in deltas]
-    FileAverager(chunk_elements=chunk_elements).merge(base_path, payloads, dest)
-
-
-def exponential_average(
-    previous_path: Path | None,
-    new_path: Path,
-    decay: float,
-    dest: Path,
-    *,
-    chunk_elements: int = CHUNK_ELEMENTS,
-) -> None:
-    fold_all(new_path, [Fold(previous_path, decay, dest)], chunk_elements=chunk_elements)

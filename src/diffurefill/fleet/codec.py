@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
@@ -217,24 +216,3 @@ def _squares(values: Tensor) -> Tensor:
 
 def _norm(squares: float) -> float:
     return math.sqrt(squares) if math.isfinite(squares) else math.inf
-
-
-@dataclass(frozen=True)
-class DeltaFacts:
-    """What the merger must know of a delta before it may enter the mean."""
-
-    finite: bool
-    norm: float
-    """L2 over all elements; infinity where it is not finite or cannot be computed."""
-    schema_matches: bool
-
-
-def inspect_delta(
-    path: Path, base_schema: Schema, *, chunk_elements: int = CHUNK_ELEMENTS
-) -> DeltaFacts:
-    """`delta_norm` of an fp32 delta; a damaged file is one whose schema does not match."""
-    try:
-        norm = delta_norm(path, CODEC, base_schema, chunk_elements=chunk_elements)
-    except ValueError:
-        return DeltaFacts(finite=False, norm=math.inf, schema_matches=False)
-    return DeltaFacts(math.isfinite(norm), norm, schema_matches=True)

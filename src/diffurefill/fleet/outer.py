@@ -25,6 +25,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from diffurefill.config import UserError
 from diffurefill.optim.adamw import FUSED_PIECES
 from diffurefill.train.tensorfile import (
     CHUNK_ELEMENTS,
@@ -46,17 +47,17 @@ class Reader(Protocol):
 
 
 def require_outer_step(kind: str, lr: float, momentum: float) -> None:
-    """Raises ValueError for a rule that does not exist, or a number that it would ignore."""
+    """Raises UserError for a rule that does not exist, or a number that it would ignore."""
     if kind not in OUTER_STEPS:
-        raise ValueError(f"no outer step {kind!r}; there are {', '.join(OUTER_STEPS)}")
+        raise UserError(f"no outer step {kind!r}; there are {', '.join(OUTER_STEPS)}")
     if not (math.isfinite(lr) and lr > 0.0):
-        raise ValueError(f"outer_lr must be a positive number, not {lr}")
+        raise UserError(f"outer_lr must be a positive number, not {lr}")
     if not 0.0 <= momentum < 1.0:
-        raise ValueError(f"outer_momentum must lie in [0, 1), not {momentum}")
+        raise UserError(f"outer_momentum must lie in [0, 1), not {momentum}")
     if kind == "replacement" and lr != 1.0:
-        raise ValueError("replacement takes no outer_lr: choose sgd, or leave outer_lr at 1")
+        raise UserError("replacement takes no outer_lr: choose sgd, or leave outer_lr at 1")
     if kind != "nesterov" and momentum != 0.0:
-        raise ValueError(f"{kind} has no momentum: choose nesterov, or leave outer_momentum at 0")
+        raise UserError(f"{kind} has no momentum: choose nesterov, or leave outer_momentum at 0")
 
 
 class Sgd:
