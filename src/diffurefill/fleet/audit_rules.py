@@ -238,7 +238,13 @@ class _Generation:
             ended = self._history.average(name, parent.gen)
             ema = name == "ema"
             targets.append(replace(parent, ema=ended) if ema else replace(parent, swa=ended))
-        return any(start == getattr(protocol.rolled_back(before, t), name) for t in targets)
+        if any(start == getattr(protocol.rolled_back(before, t), name) for t in targets):
+            return True
+        # The versions that told of the target's own fold may have been deleted.
+        earlier: Average | None = getattr(parent, name)
+        count = earlier.count + 1 if earlier else 1
+        ended = start is not None and (start.gen, start.count) == (self._gen, count)
+        return ended and parent.gen < self._history.compacted_gen
 
     def is_due(self, name: str) -> bool:
         if name == "ema":

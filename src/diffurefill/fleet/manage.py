@@ -1,0 +1,94 @@
+"""What a person does to a run: return to an earlier generation, give back the store's room.
+
+Both are publishes on the main lane like any other, by compare-and-swap, so they may be asked for
+while the fleet works: a merger in its round is fenced, stands by and goes on from what was
+published here. Workers need not be told. Source: spec fleet.md 5.2 (4).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from diffurefill.config import UserError
+from diffurefill.fleet import protocol
+from diffurefill.fleet.patience import Patience
+from diffurefill.fleet.records import State
+from diffurefill.fleet.rollback import (
+    MAX_OVERTAKEN,
+    Report,
+    T,
+    Waiting,
+    publish_state,
+    rolling_back,
+)
+from diffurefill.fleet.run import read_state
+from diffurefill.store.base import MAIN, Conflict, Store, Version, open_store
+
+
+def rollback(uri: str, to: int | None = None, report: Report = print) -> State:
+    """Publish generation `to` of the run at `uri` again, as a new one; returns its state.
+
+    None: the generation before the newest, or the newest readable one where the newest version
+    cannot be read. UserError when there is no such generation or its weights are gone.
+    """
+    from diffurefill.fleet.averaging import FileAverager
+
+    place = os.environ.get("DIFFUREFILL_CACHE")
+    with tempfile.TemporaryDirectory(prefix="diffurefill-", dir=place) as cache:
+        store, apply = open_store(uri), FileAverager().apply_update
+        return _finish(rolling_back(store, Path(cache), to, report, apply))
+
+
+def compact(uri: str, report: Report = print) -> State:
+    """Give back the room of what only older versions of the run at `uri` need."""
+    return _finish(compacting(open_store(uri), report))
+
+
+def _finish(task: Waiting[T]) -> T:
+    """Run it in real time."""
+    while True:
+        try:
+            seconds = next(task)
+        except StopIteration as done:
+            return done.value
+        time.sleep(seconds)
+
+
+def compacting(store: Store, report: Report) -> Waiting[State]:
+    """In a term of its own, so that no merger publishes between the record and the deletion."""
+    io = Patience(report, random.Random())
+    yield from io(store.check_access)
+    version, state = yield from _claim(store, io, report)
+    try:
+        state = protocol.compacted(state)
+        version = yield from publish_state(store, io, version, state, {})
+        kept = version
+        version = yield from io(lambda: store.compact(MAIN, kept))
+        state = protocol.released(state)
+        yield from publish_state(store, io, version, state, {})
+    except Conflict:
+        raise UserError(
+            "a merger took the run over meanwhile; nothing is lost, try again"
+        ) from None
+    report(f"older versions than generation {state.gen} have been given up; merging goes on")
+    return state
+
+
+def _claim(store: Store, io: Patience, report: Report) -> Waiting[tuple[Version, State]]:
+    for _ in range(MAX_OVERTAKEN):
+        version = yield from io(store.head)
+        if version is None:
+            raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
+        head = version
+        before = yield from io(lambda head=head: read_state(store, head))
+        state = protocol.claimed(before, uuid.uuid4().hex)
+        try:
+            return (yield from publish_state(store, io, version, state, {})), state
+        except Conflict:
+            report("the merger published meanwhile; trying again")
+    raise UserError(f"the merger published {MAX_OVERTAKEN} times meanwhile; stop it and try again")
