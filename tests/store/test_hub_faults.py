@@ -5,13 +5,15 @@ Source: spec hf-endpoints.md 7 and hub.md A8.
 
 from __future__ import annotations
 
+import io
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
-from diffurefill.store import hub_client, hub_files
+from diffurefill.store import hub_client, hub_files, hub_versions
 from diffurefill.store.base import (
     MAX_DOUBTS,
     Busy,
@@ -190,6 +192,18 @@ def test_a_lagging_head_does_not_take_a_process_back(
     assert hub_store.head() == third
 
 
+def test_a_head_known_to_be_overtaken_is_not_opened_again(
+    hub: Hub, hub_store: HubStore, first: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a squash it could not be: the lagging answer names a commit that is gone."""
+    monkeypatch.setattr(hub_versions, "MAX_VERSIONS", 1)
+    second = hub_store.publish("main", {"n": b"2"}, expect=first)
+    hub.faults.add("refs", "stale")
+    hub.clear_log()
+    assert hub_store.head() == second
+    assert [record["kind"] for record in hub.log()] == ["refs"]
+
+
 def test_an_older_version_never_seen_before_is_known_by_its_number(
     hub: Hub, hub_store: HubStore, first: Version
 ) -> None:
@@ -262,13 +276,25 @@ def test_a_damaged_small_file_and_manifest_are_read_once_more(
         opened().head()
 
 
+class Counting(io.BytesIO):
+    written = 0
+
+    def write(self, data: Any) -> int:
+        self.written += len(data)
+        return super().write(data)
+
+
 def test_a_broken_download_goes_on_where_it_broke(
     hub: Hub, hub_store: HubStore, weights: Ref, tmp_path: Path
 ) -> None:
-    """Each answer is cut half-way through what was asked for: only resuming gets to the end."""
     hub.faults.add("blob", "cut", times=3)
     assert hub_store.fetch(weights, tmp_path / "out").read_bytes() == WEIGHTS
     assert hub.count("blob") == 4
+    version, f = hub_store.head("w-00"), Counting()
+    assert version is not None
+    hub.faults.add("blob", "cut", times=3)
+    assert hub_store._repo.download(version.id, "weights", f, weights.size) == weights
+    assert f.written == weights.size  # each byte came once
 
 
 def test_a_stalled_download_ends(
