@@ -63,10 +63,18 @@ def test_a_missing_repository_says_how_to_make_a_run(hub: Hub) -> None:
         open_store(URI)
 
 
-@pytest.mark.parametrize("uri", ["hf://alice/run@main", "hf://alice", "hf://datasets/a/b", "hf://"])
+@pytest.mark.parametrize(
+    "uri", ["hf://alice/run@main", "hf://alice", "hf://datasets/a/b", "hf://", "hf://a..b/-c"]
+)
 def test_an_address_of_no_model_repository_is_refused(hub: Hub, uri: str) -> None:
     with pytest.raises(UserError, match="hf://"):
         open_store(uri)
+
+
+def test_an_endpoint_without_a_scheme_is_refused(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "my.hub.example")
+    with pytest.raises(Denied, match="HF_ENDPOINT must begin"):
+        opened()
 
 
 def test_a_run_is_made_private_and_opened_again(hub: Hub) -> None:
@@ -184,7 +192,7 @@ def test_text_lies_in_git_and_everything_else_does_not(
     assert all(len(opened().read(ref)) == ref.size for ref in opened().head().files.values())
 
 
-@pytest.mark.parametrize("path", [MANIFEST, ".gitattributes", ".git/config"])
+@pytest.mark.parametrize("path", [MANIFEST, ".gitattributes", ".git/config", "a/.cache/b"])
 def test_a_path_of_the_store_or_of_git_is_refused(hub_store: HubStore, path: str) -> None:
     with pytest.raises(UserError, match="taken"):
         hub_store.publish("main", {path: b"1"}, expect=None)
@@ -373,6 +381,17 @@ def test_a_read_goes_on_where_a_squash_took_its_commit_away(
     assert reader.read(version.ref("a")) == b"1"
     assert reader.fetch(version.ref("w"), tmp_path / "out").read_bytes() == b"\xff"
     assert reader.head() == hub_store.head()
+
+
+def test_a_stager_finds_its_file_again_after_a_squash(
+    hub: Hub, hub_store: HubStore, tmp_path: Path
+) -> None:
+    """Staged and published by this process, whose own copy is gone, then squashed by another."""
+    ref = staged(hub_store, tmp_path, b"weights")
+    version = hub_store.publish("main", {"w": ref}, expect=None)
+    (tmp_path / "source").unlink()
+    opened().compact("main", version)
+    assert hub_store.read(ref) == b"weights"
 
 
 def test_a_commit_that_lands_before_the_squash_is_kept(

@@ -21,12 +21,14 @@ import io
 import itertools
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from huggingface_hub import CommitOperationAdd
+from huggingface_hub.utils import FORBIDDEN_FOLDERS
 
 from diffurefill.config import UserError
 from diffurefill.store.base import (
@@ -258,23 +260,25 @@ class HubStore:
         """Write the verified bytes of `ref` to `f`."""
         if ref == EMPTY:
             return
-        for commit, path in self._places(ref):
+        if self._copy_from(itertools.islice(self._versions.places(ref), 1), ref, f):
+            return
+        if self._copy_staged(ref, f):
+            return
+        self.lanes()  # what the lanes hold by now
+        if not self._copy_from(self._versions.places(ref), ref, f):
+            raise NotFound(f"{self.uri}: no file with sha256 {ref.sha256}")
+
+    def _copy_from(self, places: Iterator[tuple[str, str]], ref: Ref, f: BinaryIO) -> bool:
+        """Whether one of the (commit, path) had it. Raises Corrupt at the first that lies."""
+        for commit, path in places:
             try:
                 if self._copy_verified(commit, path, ref, f):
-                    return
+                    return True
             except NotFound:  # squashed away; another version may have it
                 self._versions.forget(commit=commit)
             else:
                 raise Corrupt(f"{self.uri}: {path} at {commit} is not what was published, twice")
-        if not self._copy_staged(ref, f):
-            raise NotFound(f"{self.uri}: no file with sha256 {ref.sha256}")
-
-    def _places(self, ref: Ref) -> Iterator[tuple[str, str]]:
-        """(commit, path): first the newest version seen, then what the lanes hold by now."""
-        yield from itertools.islice(self._versions.places(ref), 1)
-        if ref not in self._staged:
-            self.lanes()
-            yield from self._versions.places(ref)
+        return False
 
     def _copy_verified(self, commit: str, path: str, ref: Ref, f: BinaryIO) -> bool:
         for _attempt in range(2):
@@ -289,14 +293,16 @@ class HubStore:
         source = self._staged.get(ref)
         if source is None or not source.exists() or sha256_file(source) != ref:
             return False
-        f.write(source.read_bytes())
+        with open(source, "rb") as staged:
+            shutil.copyfileobj(staged, f)
         return True
 
 
 def _check_path(path: str) -> None:
     check_path(path)
-    if path == MANIFEST or path.split("/")[0].startswith(".git"):
-        raise UserError(f"path {path!r} is taken: git or this store keeps it")
+    parts = path.split("/")
+    if path == MANIFEST or parts[0] == ".gitattributes" or set(parts) & set(FORBIDDEN_FOLDERS):
+        raise UserError(f"path {path!r} is taken: git or the hub's client keeps it")
 
 
 def _title(lane: str, nonce: str) -> str:

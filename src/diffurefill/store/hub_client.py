@@ -125,6 +125,8 @@ def _store_error(error: Exception, uri: str, doing: str, unsure: bool) -> StoreE
         return Denied(f"no token for {uri}: set HF_TOKEN to a token that may write there")
     if isinstance(error, OfflineModeIsEnabled):
         return Denied(f"{uri} cannot be reached: HF_HUB_OFFLINE is set; unset it")
+    if isinstance(error, httpx2.UnsupportedProtocol):
+        return Denied(f"{uri} cannot be reached: HF_ENDPOINT must begin with https://")
     if isinstance(error, ValueError) and answer is None and "LFS batch" in str(error):
         return Denied(f"{uri}: the hub takes no file while {doing}{_redacted(str(error))}")
     if answer is None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from huggingface_hub import HfApi, constants, hf_hub_url
+from huggingface_hub.errors import HFValidationError
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import build_hf_headers, paginate
+from huggingface_hub.utils import build_hf_headers, paginate, validate_repo_id
 
 from diffurefill.config import UserError
 from diffurefill.store.base import MAIN, Busy, Denied, NotFound, Ref, StoreError
@@ -160,9 +160,13 @@ class HubRepo:
 
 
 def _repo_id(uri: str) -> str:
-    parts = uri.removeprefix("hf://").split("/")
-    if "@" in uri:
+    repo_id = uri.removeprefix("hf://")
+    if "@" in repo_id:
         raise UserError(f"{uri}: leave out @..., a run uses every branch of its repository")
-    if len(parts) != 2 or not all(re.fullmatch(r"[\w.-]+", part) for part in parts):
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError:
+        repo_id = ""
+    if repo_id.count("/") != 1:
         raise UserError(f"{uri}: give the model repository as hf://user/repo")
-    return "/".join(parts)
+    return repo_id
