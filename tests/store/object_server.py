@@ -30,10 +30,7 @@ class Stored:
     content: bytes
     generation: int
     modified: float
-
-    @property
-    def etag(self) -> str:
-        return f'"{sha256(self.content).hexdigest()[:32]}"'
+    etag: str
 
 
 @dataclass
@@ -96,7 +93,8 @@ class ObjectServer:
 
     def store(self, path: str, content: bytes) -> Stored:
         self.generation += 1
-        self.objects[path] = Stored(content, self.generation, self.clock())
+        etag = f'"{sha256(content).hexdigest()[:32]}"'
+        self.objects[path] = Stored(content, self.generation, self.clock(), etag)
         return self.objects[path]
 
     # --- one request: (status, headers, body) ---
