@@ -142,7 +142,10 @@ class SimStore:
     def lookup(self, lane: str, nonce: str) -> Version | None:
         def effect(fault: str | None) -> Version | None:
             versions = self._visible(lane, fault)
-            return next((v for v in reversed(versions) if v.nonce == nonce), None)
+            found = next((v for v in reversed(versions) if v.nonce == nonce), None)
+            if found is not None:
+                self._saw(found)
+            return found
 
         return self._operate("lookup", lane, effect)
 
@@ -203,6 +206,10 @@ class SimStore:
             return None
         if fault != "back":
             self._saw(versions[-1])
+        seen = self.hub.seen_by.setdefault(self.process.name, {})
+        if seen.get(lane, ("", 0.0))[0] != versions[-1].id:
+            at = self.process.kernel.now + self.process.spent
+            seen[lane] = (versions[-1].id, at)
         return versions[-1]
 
     def _visible(self, lane: str, fault: str | None) -> list[Version]:

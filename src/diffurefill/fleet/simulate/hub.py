@@ -51,6 +51,8 @@ class SimHub:
         """Ids given out per lane; never used again, compacted or not."""
         self.fetched_by: dict[str, set[str]] = {}
         """Digests of the blobs that each process downloaded."""
+        self.seen_by: dict[str, dict[str, tuple[str, float]]] = {}
+        """By process and lane: the head it was last told, and since when."""
         self.commit_times: deque[float] = deque()
         self.num_refused = 0
         self.on_publish: list[Landed] = []

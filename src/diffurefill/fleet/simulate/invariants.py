@@ -7,27 +7,28 @@ virtual time and the seed. Source: spec fleet.md 4, I1 to I19.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import hashlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
 from diffurefill.config import FleetConfig
-from diffurefill.fleet.records import GLOBAL, STATE, WorkerPaths, worker_of, worker_paths
-from diffurefill.fleet.simulate import provenance
+from diffurefill.fleet import gates
+from diffurefill.fleet.records import (
+    GLOBAL,
+    STATE,
+    Identity,
+    WorkerPaths,
+    worker_of,
+    worker_paths,
+)
+from diffurefill.fleet.rounds import SILENT_INTERVALS
+from diffurefill.fleet.simulate import provenance, refusals
 from diffurefill.fleet.simulate.hub import SimHub
 from diffurefill.fleet.simulate.kernel import Kernel
-from diffurefill.fleet.simulate.operators import LIES
 from diffurefill.fleet.simulate.provenance import Delta, Weights
+from diffurefill.fleet.simulate.refusals import Json, identity, parsed
 from diffurefill.store.base import MAIN, Version
-
-Json = dict[str, Any]
-Identity = tuple[int, str, int]
-
-
-def identity(c: Mapping[str, Any]) -> Identity:
-    return (c["worker"], c["incarnation"], c["seq"])
 
 
 @dataclass(eq=False)
@@ -85,20 +86,23 @@ class Ledger:
         if version.lane == MAIN:
             self._main(version, writer)
         elif (worker := worker_of(version.lane)) is not None:
-            self._lane(version, worker_paths(worker))
+            self._lane(version, worker_paths(worker), writer)
         quota = self.hub.commits_per_hour
         if quota is not None:
             used = len(self.hub.commit_times)
             self.check("I17", used <= quota, f"{used} commits in an hour that allows {quota}")
 
-    def _lane(self, version: Version, paths: WorkerPaths) -> None:
+    def _lane(self, version: Version, paths: WorkerPaths, writer: str) -> None:
         """Remember what was pushed, and whether its incarnation held the lane then or later."""
         if paths.manifest not in version.files or paths.registration not in version.files:
             return
-        manifest = _parsed(self.blob(version.files[paths.manifest].sha256))
-        registration = _parsed(self.blob(version.files[paths.registration].sha256))
+        manifest = parsed(self.blob(version.files[paths.manifest].sha256))
+        registration = parsed(self.blob(version.files[paths.registration].sha256))
         if manifest is not None and registration is not None:
             key = identity(manifest)
+            foreign = key[1] != registration["incarnation"] and not writer.startswith("liar")
+            zombie = foreign and key not in self.pushed
+            self.check("5.4", not zombie, f"{writer} pushed on lane {version.lane} of another")
             self.pushed.setdefault(key, manifest)
             if key[1] in (registration["incarnation"], registration["inherited"]):
                 self.held.add(key)
@@ -112,7 +116,7 @@ class Ledger:
                 self.check("I14", kept, f"squash of {before.lane} lost {path} of {lane}")
 
     def _main(self, version: Version, writer: str) -> None:
-        after, before = _parsed(self.blob(version.files[STATE].sha256)), self.state
+        after, before = parsed(self.blob(version.files[STATE].sha256)), self.state
         if after is None:
             self.check("I8", False, f"state.json of version {version.id} is not JSON")
             return
@@ -133,7 +137,8 @@ class Ledger:
             self._advanced(before, after, writer)
         self.first.setdefault(after["gen"], after)
         self._check_global(version, after)
-        self._check_rejections(after)
+        refusals.check_rejections(self, before, after)
+        self._check_live(before, after, writer)
 
     # --- terms and generations -------------------------------------------------------------------
 
@@ -144,7 +149,10 @@ class Ledger:
             foreign = self.owners.get(was) != writer or not before["merger_id"]
             self.check("5.2", foreign, f"{writer} lost epoch {was} to nobody but itself")
             self.owners[now] = writer
-            self.leftovers = self._undecided(after) if after["gen"] == before["gen"] else set()
+            self.leftovers = set()
+            if after["gen"] == before["gen"]:
+                self.leftovers = refusals.undecided(self, after)
+            self.hub.seen_by.pop(writer, None)
         owner = self.owners.get(now)
         self.check("I7", owner == writer, f"{writer} publishes in epoch {now} of {owner}")
 
@@ -201,8 +209,8 @@ class Ledger:
         due = before["gen"] > 0 and (before["ema"] or {"gen": 0})["gen"] != before["gen"]
         self.check("I10", not due, f"generation {before['gen']} never entered the EMA")
         self.lineage.append(gen)
-        self._check_leftovers(after)
-        self._check_considered(after, writer)
+        refusals.check_leftovers(self, after)
+        refusals.check_considered(self, after, writer)
 
     def _check_accepted(self, c: Json, before: Json, after: Json) -> Delta | None:
         who = f"generation {after['gen']}, worker {c['worker']}, contribution {c['seq']}"
@@ -226,7 +234,7 @@ class Ledger:
         self.check("I3", told, f"{who}: made on generation {c['base_gen']} or other weights")
         self.check("I3", delta.base in shas, f"{who}: trained from other weights than it says")
         self._check_rows(c, delta, before, who)
-        self._check_sound(delta, who)
+        self._check_sound(delta, before, who)
         for element in delta.delta:
             was = self.elements.setdefault(element, after["gen"])
             self.check("I4", was == after["gen"], f"{who}: {element} entered generation {was} too")
@@ -242,11 +250,13 @@ class Ledger:
         self.check("I11", length == c["steps"], f"{who}: {length} rows in {c['steps']} steps")
         self.check("I11", c["cursor_end"] == {"rows": delta.rows[1]}, f"{who}: its end cursor")
 
-    def _check_sound(self, delta: Delta, who: str) -> None:
+    def _check_sound(self, delta: Delta, before: Json, who: str) -> None:
+        """What the gates are for. A norm is usual or not only beside others."""
+        guarded = self.fleet.guard_rows > 0
+        tells = guarded or len(before["norms"]) >= gates.MIN_NORMS
         self.check("I8", delta.finite, f"{who}: it is not finite")
-        self.check("5.3", delta.norm < 1000, f"{who}: its norm is huge")
-        poisoned = any(e.startswith(provenance.POISON) for e in delta.delta)
-        self.check("5.3", not poisoned, f"{who}: it harms held-out text")
+        self.check("5.3", delta.norm < 1000 or not tells, f"{who}: its norm is huge")
+        self.check("5.3", not (guarded and delta.poisons), f"{who}: it harms held-out text")
 
     def _weight(self, c: Json, before: Json) -> Fraction:
         late = self.lineage[::-1].index(c["base_gen"]) if c["base_gen"] in self.lineage else 0
@@ -266,7 +276,7 @@ class Ledger:
         """I9: byte for byte what the recorded inputs give."""
         gen, ref = after["gen"], after["global_weights"]
         made = provenance.dump_weights(self.weights.get(gen, {}))
-        self.check("I9", _sha(made) == ref["sha256"], f"generation {gen} is not its inputs' mean")
+        self.check("I9", sha_of(made) == ref["sha256"], f"generation {gen} is not its inputs' mean")
         if after.get("full_gen", gen) == gen:
             named = version.files[GLOBAL].to_json()
             self.check("I6", named == ref, f"version {version.id}: state and global disagree")
@@ -276,7 +286,8 @@ class Ledger:
         if new == old or new is None:
             self.check("I10", new == old, f"the {name} was lost at generation {gen}")
             return
-        count = old["count"] if old else 0
+        count, folded = (old["count"], old["gen"]) if old else (0, -1)
+        self.check("I10", folded < gen, f"generation {gen} entered the {name} twice")
         self.check("I10", new["count"] == count + 1, f"the {name} of generation {gen}: its count")
         self.check("I10", new["gen"] == gen, f"the {name} names generation {new['gen']}, not {gen}")
         made = self.weights.get(gen, {})
@@ -284,60 +295,18 @@ class Ledger:
             keep = self.fleet.ema_decay if name == "ema" else count / (count + 1)
             previous = provenance.load_weights(self.blob(old["ref"]["sha256"]))
             made = provenance.mixed(previous, keep, made)
-        same = _sha(provenance.dump_weights(made)) == new["ref"]["sha256"]
+        same = sha_of(provenance.dump_weights(made)) == new["ref"]["sha256"]
         self.check("I10", same, f"the {name} of generation {gen} is not what its globals give")
 
-    # --- contributions that were not merged ------------------------------------------------------
-
-    def _undecided(self, state: Json) -> set[Identity]:
-        """Sound contributions to the current global that lie on the lanes."""
-        found = set[Identity]()
-        for lane in self.hub.lanes():
-            worker, head = worker_of(lane), self.hub.head(lane)
-            path = worker_paths(worker).manifest if worker is not None else ""
-            if head is None or path not in head.files:
-                continue
-            c = _parsed(self.blob(head.files[path].sha256))
-            current = c is not None and c["base_sha256"] == state["global_weights"]["sha256"]
-            if c is None or not current or c["base_gen"] != state["gen"]:
-                continue
-            sound = c["payload"]["sha256"] not in self.hub.damaged
-            if sound and identity(c) not in {*self.accepted, *self.rejected}:
-                found.add(identity(c))
-        return found
-
-    def _check_leftovers(self, after: Json) -> None:
-        """I15: what lay there when the term began is decided before the fleet goes on."""
-        told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
-        lost = self.leftovers - told - self.rejected.keys()
-        for worker, _, seq in sorted(lost):
-            what = f"generation {after['gen']} left out worker {worker}'s contribution {seq}"
-            self.check("I15", False, what)
-        self.leftovers = set()
-
-    def _check_considered(self, after: Json, writer: str) -> None:
-        """I19: a merger that looked at a payload says what became of it."""
-        looked = self.hub.fetched_by.get(writer, set())
-        told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
-        for key, c in self.pushed.items():
-            if c["payload"]["sha256"] in looked and c["base_gen"] == after["gen"] - 1:
-                decided = key in told or key in self.rejected or key in self.accepted
-                what = f"worker {c['worker']}'s contribution {c['seq']} was dropped without a word"
-                self.check("I19", decided, what)
-
-    def _check_rejections(self, after: Json) -> None:
-        for r in after["rejected"]:
-            key, reason = identity(r), r["reason"]
-            if key in self.rejected:
-                continue
-            self.rejected[key] = reason
-            who = f"worker {r['worker']}'s contribution {r['seq']}"
-            self.check("I19", bool(reason), f"{who} was rejected without a reason")
-            self.check("I19", key in self.pushed, f"{who} was rejected but never pushed")
-            self.check("I5", key not in self.accepted, f"{who} was accepted and then rejected")
-            if key in self.lies:
-                told = (LIES[self.lies[key]][0], "stale_base", "slot_cursor")
-                self.check("5.4", reason in told, f"{who} ({self.lies[key]}): {reason}")
+    def _check_live(self, before: Json, after: Json, writer: str) -> None:
+        """I18: whose lane was seen to move within the shortest horizon is waited for."""
+        if (after["gen"], after["beat"]) == (before["gen"], before["beat"]):
+            return
+        horizon = min(self.fleet.live_seconds, SILENT_INTERVALS * self.fleet.log_seconds)
+        for lane, (_, seen) in self.hub.seen_by.get(writer, {}).items():
+            worker, silent = worker_of(lane), self.kernel.now - seen > horizon
+            lives = worker is None or silent or worker in after["live"]
+            self.check("I18", lives, f"{writer} gave up lane {lane}, which moves")
 
     # --- what processes do -----------------------------------------------------------------------
 
@@ -359,15 +328,5 @@ class Ledger:
         self.check("I11", at == cursor, f"{name} continues slot {slot} at {cursor}, not at {at}")
 
 
-def _parsed(content: bytes) -> Json | None:
-    try:
-        found = json.loads(content)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _sha(content: bytes) -> str:
-    import hashlib
-
+def sha_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()

@@ -59,6 +59,10 @@ class Delta:
     def norm(self) -> float:
         return math.sqrt(sum(float(v) ** 2 for v in self.delta.values()))
 
+    @property
+    def poisons(self) -> bool:
+        return any(element.startswith(POISON) for element in self.delta)
+
     def dump(self) -> bytes:
         delta = {k: str(v) for k, v in self.delta.items()}
         rest = {"slot": self.slot, "base": self.base, "rows": self.rows, "finite": self.finite}
