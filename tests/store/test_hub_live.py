@@ -16,7 +16,11 @@ import pytest
 from diffurefill.store.base import Conflict, new_nonce
 from diffurefill.store.hub import HubStore
 
-pytestmark = pytest.mark.hub
+pytestmark = [
+    pytest.mark.hub,
+    # The client's own way of sending a file through LFS.
+    pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning"),
+]
 
 
 def test_a_round_trip_on_the_live_hub(tmp_path: Path) -> None:
