@@ -28,7 +28,7 @@ from diffurefill.store.base import (
 from diffurefill.store.hub import HubStore
 from diffurefill.store.hub_client import RATE_LIMIT_PAUSE
 from tests.hub_server import Hub
-from tests.store.hub_helpers import opened, staged
+from tests.store.hub_helpers import URI, opened, staged
 
 WEIGHTS = random.Random(3).randbytes(3 << 20)
 
@@ -51,6 +51,13 @@ def test_text_of_an_error_says_what_was_being_done(hub: Hub, hub_store: HubStore
     hub.faults.add("refs", "error", status=503)
     with pytest.raises(Busy, match=r"hf://alice/run: the hub answered 503 while listing the bran"):
         hub_store.head()
+
+
+def test_a_repository_made_a_moment_ago_is_waited_for(hub: Hub) -> None:
+    hub.faults.add("commits", "error", status=404)
+    with pytest.raises(Busy, match="first commit"):
+        HubStore(URI, create=True)
+    assert HubStore(URI, create=True).head() is None
 
 
 # --- the commit ---

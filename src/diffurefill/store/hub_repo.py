@@ -21,6 +21,7 @@ from huggingface_hub.utils import build_hf_headers, paginate, validate_repo_id
 from diffurefill.config import UserError
 from diffurefill.store.base import MAIN, Busy, Denied, NotFound, Ref, StoreError
 from diffurefill.store.hub_client import (
+    PASSING_PAUSE,
     CommitBudget,
     NoRepository,
     download,
@@ -97,7 +98,10 @@ class HubRepo:
     def _start_commit(self) -> str:
         """The repository's first commit, tagged so that a squash of main does not drop it."""
         if self._start is None:
-            start = list(self.commits(MAIN))[-1]["id"]
+            commits = list(self.commits(MAIN))
+            if not commits:  # made a moment ago
+                raise Busy(f"{self.uri}: its first commit is not to be seen yet", PASSING_PAUSE)
+            start = commits[-1]["id"]
             with contextlib.suppress(StoreError), self._errors("tagging the first commit"):
                 self._api.create_tag(self.id, tag=START_TAG, revision=start, exist_ok=True)
             self._start = start
