@@ -1,29 +1,33 @@
 """Status and the choice of a worker number, from pushed logs alone."""
 
+import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from diffurefill.config import UserError
-from diffurefill.fleet import start
+from diffurefill.fleet import records, start
+from diffurefill.fleet.lane import Taken
 from diffurefill.fleet.log import MAX_LINES, WorkerLog, read_log
-from diffurefill.fleet.run import Fenced
-from diffurefill.fleet.start import free_number, join_freely
+from diffurefill.fleet.records import Average, Decided, Rejected, Saved
+from diffurefill.fleet.start import free_number, work_freely
 from diffurefill.fleet.status import (
     GenerationProbes,
     probes_by_generation,
     status_tables,
     worker_statuses,
 )
-from diffurefill.store.base import NotFound
+from diffurefill.store.base import MAIN, NotFound, dump_json
 from tests.fleet.fakes import FakeFleet, MemoryStore
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> FakeFleet:
     fleet = FakeFleet(MemoryStore(), tmp_path)
+    fleet.wall_clock = lambda: 1e9 + fleet.clock.now
     fleet.add_merger()
     fleet.add_worker(0)
     fleet.add_worker(1)
@@ -31,14 +35,69 @@ def fleet(tmp_path: Path) -> FakeFleet:
     return fleet
 
 
-def test_the_tables_show_workers_and_generations(fleet: FakeFleet) -> None:
-    console = Console(record=True, width=140)
+def shown(fleet: FakeFleet, **changes: object) -> str:
+    """`diffurefill status` of the newest state with `changes`."""
+    state = replace(fleet.state, **changes)
+    fleet.store.publish(
+        MAIN, {records.STATE: dump_json(records.to_json(state))}, expect=fleet.store.head(MAIN)
+    )
+    console = Console(record=True, width=100, file=io.StringIO())
     for table in status_tables(fleet.store):
         console.print(table)
-    shown = console.export_text()
-    assert "generation 3" in shown
-    assert f"{fleet.state.tokens:,} tokens" in shown
-    assert "held-out CE by generation" in shown
+    return console.export_text()
+
+
+def test_the_tables_show_the_run_its_workers_and_generations(fleet: FakeFleet) -> None:
+    text = shown(fleet)
+    assert "3; step 12, 240 tokens" in text
+    assert f"1 of merger {fleet.state.merger_id[:8]}, beat" in text
+    assert "workers 0, 1" in text
+    assert "EMA of 2 (up to 2)" in text
+    assert "held-out CE by generation" in text
+    for absent in ("stands still", "guard CE", "snapshots", "refused", "compacted", "SWA"):
+        assert absent not in text
+
+
+def test_an_alert_comes_first(fleet: FakeFleet) -> None:
+    text = shown(fleet, alert="generation 4 is held back: do this and that")
+    assert "the merger stands still" in text.splitlines()[0]
+    assert "generation 4 is held back: do this and that" in text.splitlines()[1]
+
+
+def test_a_term_that_was_given_up_is_said_to_be_free(fleet: FakeFleet) -> None:
+    assert "1 is over: the next `diffurefill merger` begins at once" in shown(fleet, merger_id="")
+
+
+def test_everything_else_that_a_state_tells_is_shown(fleet: FakeFleet) -> None:
+    ref = fleet.state.global_weights
+    text = shown(
+        fleet,
+        restored_from=1,
+        live=(),
+        swa=Average(ref, 2, 3),
+        snapshots=(Saved(1, ref), Saved(3, ref)),
+        guard_ce=6.54321,
+        compacted_gen=2,
+    )
+    assert "3, restores 1; step" in text
+    assert "nobody seen yet" in text
+    assert "SWA of 2" in text
+    assert "generations 1, 3" in text
+    assert "6.543 nats" in text
+    assert "before 2 may be gone" in text
+
+
+def test_refusals_are_shown_with_their_reasons_and_each_once(fleet: FakeFleet) -> None:
+    new = Rejected(worker=1, incarnation="b", seq=7, base_gen=3, reason="norm")
+    roster = {
+        "0": Decided(incarnation="a", seq=3),
+        "1": Decided(incarnation="b", seq=7, reason="norm"),
+        "2": Decided(incarnation="c", seq=5, reason="cosine"),
+    }
+    text = shown(fleet, rejected=(new,), roster=roster)
+    assert "worker 1, contribution 7 to generation 3: norm" in text
+    assert "worker 2, contribution 5, its last one: cosine" in text
+    assert text.count("contribution") == 2
 
 
 def test_generations_show_what_the_workers_measured_around_each_merge(fleet: FakeFleet) -> None:
@@ -51,11 +110,13 @@ def test_generations_show_what_the_workers_measured_around_each_merge(fleet: Fak
 def test_a_log_keeps_earlier_incarnations_and_a_bounded_history(fleet: FakeFleet) -> None:
     before = read_log(fleet.store, 0)
     fleet.kill("w0")
+    lines = len(before)
     fleet.add_worker(0, "heir")
+    fleet.run_until(lambda: len(read_log(fleet.store, 0)) > lines)
     after = read_log(fleet.store, 0)
     assert after[: len(before)] == before
     assert after[-1]["phase"] == "register"
-    log = WorkerLog(0, "x", lambda line: None)
+    log = WorkerLog(0, "x", lambda line: None, lambda: 1e9)
     for i in range(3 * MAX_LINES):
         log.note("train", {"i": i})
     lines = log.content().decode().splitlines()
@@ -82,14 +143,14 @@ def test_a_new_worker_takes_an_unused_number(fleet: FakeFleet) -> None:
 def test_a_number_taken_at_the_same_moment_is_left_to_the_other(fleet: FakeFleet) -> None:
     tried = []
 
-    def join(number: int) -> int:
+    def work(number: int) -> None:
         tried.append(number)
         if len(tried) == 1:  # somebody registers between the choice and our registration
             fleet.add_worker(number)
-            raise Fenced("taken")
-        return number
+            fleet.run_until(lambda: f"w-{number:02d}" in fleet.store.lanes())
+            raise Taken("taken")
 
-    assert join_freely(fleet.run_for("new"), join) == 3
+    work_freely(fleet.run_for("new"), work)
     assert tried == [2, 3]
 
 
@@ -99,6 +160,8 @@ def test_when_all_numbers_are_used_the_longest_silent_one_is_taken(
     run = fleet.run_for("new")
     for number in range(2, run.config.data.num_slots):
         fleet.add_worker(number)
+    fleet.run_until(lambda: len(fleet.store.lanes()) == run.config.data.num_slots + 1)
+    monkeypatch.setattr(start.time, "time", fleet.wall_clock)
     with pytest.raises(UserError, match="--worker"):
         free_number(run)
     newest = max(w.last["time"] for w in worker_statuses(fleet.store, 0.0))

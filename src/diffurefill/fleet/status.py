@@ -7,20 +7,25 @@ Imports no torch, so it answers at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rich.console import RenderableType
+from rich.panel import Panel
 from rich.table import Table
+from rich.text import Text
 
-from diffurefill.fleet import protocol
+from diffurefill.fleet import records
 from diffurefill.fleet.log import read_log
-from diffurefill.fleet.protocol import State
+from diffurefill.fleet.records import State
 from diffurefill.fleet.run import read_state
 from diffurefill.store.base import MAIN, NotFound, Store
 
 PROBES = "nats per masked token; drift: what local steps changed, merge gain: what averaging did"
 SHOWN_GENERATIONS = 20
+SHOWN_REFUSED = 4
+FREE = "is over: the next `diffurefill merger` begins at once"
 TIMES = "age is by this machine's clock and is for people only; no rule of the fleet reads it"
 
 
@@ -38,7 +43,7 @@ class WorkerStatus:
 
 def worker_statuses(store: Store, now: float) -> Iterator[WorkerStatus]:
     for lane in store.lanes():
-        worker = protocol.worker_of(lane)
+        worker = records.worker_of(lane)
         log = read_log(store, worker) if worker is not None else []
         if worker is None or not log:
             continue
@@ -72,7 +77,7 @@ def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
     """What the workers measured around each merge, oldest generation first."""
     found: dict[int, dict[str, list[float]]] = {}
     for lane in store.lanes():
-        worker = protocol.worker_of(lane)
+        worker = records.worker_of(lane)
         for record in read_log(store, worker) if worker is not None else []:
             for name in ("held_out_ce", "drift", "adoption"):
                 if name in record:
@@ -85,14 +90,62 @@ def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
     }
 
 
-def status_tables(store: Store) -> list[Table]:
-    """What `diffurefill status` prints: the workers, then the last generations."""
+def status_tables(store: Store) -> list[RenderableType]:
+    """What `diffurefill status` prints: the alert, the run, the workers, the last generations."""
     state = latest_state(store)
-    title = (
-        f"generation {state.gen}, step {state.step}, {state.tokens:,} tokens "
-        f"(run/epoch/generation: {state.round_id})"
-    )
-    workers = Table(title=title, caption=TIMES)
+    tables: list[RenderableType] = [_run(state), _workers(store), _generations(store)]
+    if state.alert:
+        alert = Panel(Text(state.alert), title="the merger stands still", border_style="bold red")
+        tables.insert(0, alert)
+    return tables
+
+
+def _run(state: State) -> Table:
+    """The newest state, a line for each thing that there is to say of it."""
+    table = Table(title=f"run {state.run_id}", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    origin = "" if state.restored_from is None else f", restores {state.restored_from}"
+    table.add_row("generation", f"{state.gen}{origin}; step {state.step}, {state.tokens:,} tokens")
+    holder = f"of merger {state.merger_id[:8]}, beat {state.beat}"
+    table.add_row("epoch", f"{state.epoch} {holder if state.merger_id else FREE}")
+    table.add_row("waits for", _listed(state.live, "worker") or "nobody seen yet")
+    averages = [
+        f"{name} of {a.count}{'' if a.gen == state.gen else f' (up to {a.gen})'}"
+        for name, a in (("EMA", state.ema), ("SWA", state.swa))
+        if a is not None
+    ]
+    table.add_row("averages", ", ".join(averages) or "none yet")
+    if state.guard_ce is not None:
+        table.add_row("guard CE", f"{state.guard_ce:.3f} nats per masked token, held out")
+    if state.snapshots:
+        table.add_row("snapshots", _listed([s.gen for s in state.snapshots], "generation"))
+    if refused := list(refusals(state)):
+        table.add_row("refused", "\n".join(refused[:SHOWN_REFUSED]))
+    if state.compacted_gen:
+        table.add_row("compacted", f"files of generations before {state.compacted_gen} may be gone")
+    return table
+
+
+def refusals(state: State) -> Iterator[str]:
+    """Contributions refused of late with reasons: this generation's, then those that were the last
+    of their workers."""
+    told = set()
+    for r in state.rejected:
+        told.add((r.worker, r.incarnation, r.seq))
+        yield f"worker {r.worker}, contribution {r.seq} to generation {r.base_gen}: {r.reason}"
+    for worker, last in sorted(state.roster.items()):
+        if last.reason is not None and (int(worker), last.incarnation, last.seq) not in told:
+            yield f"worker {worker}, contribution {last.seq}, its last one: {last.reason}"
+
+
+def _listed(numbers: Sequence[int], one: str) -> str:
+    names = one if len(numbers) == 1 else f"{one}s"
+    return f"{names} {', '.join(map(str, numbers))}" if numbers else ""
+
+
+def _workers(store: Store) -> Table:
+    workers = Table(title="workers, by the logs they pushed", caption=TIMES)
     for column in ("worker", "incarnation", "phase", "gen", "step", "loss", "tokens/s", "log age"):
         workers.add_column(column, justify="left" if column == "phase" else "right")
     for w in worker_statuses(store, time.time()):
@@ -101,6 +154,10 @@ def status_tables(store: Store) -> list[Table]:
             str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
             _number(w.last.get("tokens_per_second"), ",.0f"), f"{w.age_seconds:,.0f} s",
         )  # fmt: skip
+    return workers
+
+
+def _generations(store: Store) -> Table:
     generations = Table(title="held-out CE by generation", caption=PROBES)
     for column in ("generation", "global", "drift", "merge gain"):
         generations.add_column(column, justify="right")
@@ -111,10 +168,7 @@ def status_tables(store: Store) -> list[Table]:
             _number(probes.drift, "+.3f"),
             _number(probes.merge_gain, "+.3f"),
         )
-    rejected = [f"worker {r.worker}: {r.reason}" for r in state.rejected]
-    if rejected:
-        generations.caption = f"{PROBES}; rejected in this generation: {'; '.join(rejected)}"
-    return [workers, generations]
+    return generations
 
 
 def _number(value: float | None, spec: str = ".3f") -> str:
