@@ -1,32 +1,43 @@
-"""Write the figures in README.md from results/: `python docs/render.py`. A test holds them equal.
+"""Write the figures in README.md and docs/ from results/: `python docs/render.py`.
 
-A number cannot be in the block between the markers unless a result file has it.
+A number cannot be in a block between two markers unless a result file has it; a test holds them
+equal.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-START, END = "<!-- demo:start -->", "<!-- demo:end -->"
+PAGES = ("README.md", "docs/fleet.md")
 SHOWN_ROWS = 8
 WIDTH = 118
 
 
 def main() -> None:
-    readme = ROOT / "README.md"
-    readme.write_text(rendered(readme.read_text("utf-8")), "utf-8")
+    for name in PAGES:
+        page = ROOT / name
+        page.write_text(rendered(page.read_text("utf-8")), "utf-8")
 
 
 def rendered(text: str) -> str:
-    """`text` with the block between the markers made anew from results/demo.json."""
-    before, rest = text.split(START)
-    after = rest.split(END)[1]
-    facts = json.loads((ROOT / "results" / "demo.json").read_text("utf-8"))
-    return f"{before}{START}\n{demo_block(facts)}\n{END}{after}"
+    """`text` with every block between markers made anew from the result file of its name."""
+
+    def block(found: re.Match[str]) -> str:
+        name = found["name"]
+        facts = json.loads((ROOT / "results" / f"{name}.json").read_text("utf-8"))
+        return f"<!-- {name}:start -->\n{BLOCKS[name](facts)}\n<!-- {name}:end -->"
+
+    marked = r"<!-- (?P<name>\w+):start -->\n.*?<!-- (?P=name):end -->"
+    return re.sub(marked, block, text, flags=re.DOTALL)
+
+
+# --- demo ----------------------------------------------------------------------------------------
 
 
 def demo_block(facts: dict[str, Any]) -> str:
@@ -76,6 +87,34 @@ def beside(left: str, right: str, width: int = 46) -> list[str]:
     b += [""] * (len(a) - len(b))
     pairs = zip(a, b, strict=True)
     return [f"{x[: width - 1]:{width}} -> {y[: width - 1]}".rstrip() for x, y in pairs]
+
+
+# --- the fleet -----------------------------------------------------------------------------------
+
+
+def kills_block(facts: dict[str, Any]) -> str:
+    lines = [
+        "| store | runs | passed | kills | pauses | second starts | total losses | generations |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for store in dict.fromkeys(run["store"] for run in facts["each"]):
+        runs = [run for run in facts["each"] if run["store"] == store]
+        passed = sum(run["passed"] for run in runs)
+        names = ("kills", "pauses", "twins", "fleet losses", "generations")
+        sums = (str(sum(run.get(name, 0) for run in runs)) for name in names)
+        lines.append(f"| {store} | {len(runs)} | {passed} | {' | '.join(sums)} |")
+    seconds = facts["seconds_of_chaos"]
+    intro = (
+        f"`{facts['command']}` on {facts['machine']['cpu_count']} CPU cores, {seconds:.0f} seconds "
+        "of chaos a run (results/kills.json); `hf` is the test hub through the real client:"
+    )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "demo": demo_block,
+    "kills": kills_block,
+}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def test_the_figures_are_those_of_the_result_files() -> None:
     assert spec.loader is not None
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
-    assert render.rendered(README) == README, "run `python docs/render.py`"
+    for name in render.PAGES:
+        page = (ROOT / name).read_text("utf-8")
+        assert render.rendered(page) == page, "run `python docs/render.py`"
 
 
 def test_links_to_files_of_the_repository_hold() -> None:

@@ -56,7 +56,7 @@ class Init:
     """Make a new run: train the tokenizer, set probes aside, publish generation 0."""
 
     store: Positional[str]
-    """A folder, such as ./run."""
+    """A folder (./run), hf://user/repo, hf://buckets/..., s3://..., gs://... or az://..."""
     preset: str = "demo"
     """The starting configuration; see also --config."""
     config: Path | None = None
@@ -131,6 +131,34 @@ class Status:
 
         for table in status_tables(open_store(self.store)):
             Console().print(table)
+        return 0
+
+
+@dataclass
+class Rollback:
+    """Publish an earlier generation again, as a new one. A merger at work goes on from it."""
+
+    store: Positional[str]
+    to: int | None = None
+    """The generation to return to; the one before the newest by default."""
+
+    def run(self) -> int:
+        from diffurefill.fleet.manage import rollback
+
+        rollback(self.store, self.to, say)
+        return 0
+
+
+@dataclass
+class Compact:
+    """Give back the room of old globals and payloads; what they held can be audited no more."""
+
+    store: Positional[str]
+
+    def run(self) -> int:
+        from diffurefill.fleet.manage import compact
+
+        compact(self.store, say)
         return 0
 
 
@@ -283,6 +311,8 @@ COMMANDS: dict[str, type[Any]] = {
     "worker": Worker,
     "merger": Merger,
     "status": Status,
+    "rollback": Rollback,
+    "compact": Compact,
     "audit": Audit,
     "train": Train,
     "generate": Generate,

@@ -311,7 +311,7 @@ def _held_back(gen: int) -> str:
     return (
         f"generation {gen} is held back: held-out text got worse and no single contribution "
         "explains it. Look at the workers' logs; then `diffurefill rollback`, or start the merger "
-        "with --guard False to accept it"
+        "with --no-guard to accept it"
     )
 
 
