@@ -59,10 +59,15 @@ class _Target:
 
 
 def rolling_back(
-    store: Store, cache: Path, to: int | None, report: Report, apply_update: ApplyUpdate
+    store: Store,
+    cache: Path,
+    to: int | None,
+    report: Report,
+    apply_update: ApplyUpdate,
+    jitter: random.Random | None = None,
 ) -> Waiting[State]:
     """See manage.rollback. `cache` is a folder of its own for copies of weights."""
-    io = Patience(report, random.Random())
+    io = Patience(report, jitter or random.Random())
     yield from io(store.check_access)
     past = yield from _look_back(store, io)
     if to is None:
