@@ -107,6 +107,9 @@ class TensorFile:
         self.path = path
         # Unbuffered: pieces are large, and a buffer would copy them once more.
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
+        if hasattr(os, "posix_fadvise"):
+            # Several files are read in turns: without a word the kernel reads too little ahead.
+            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         try:
             self.schema, self._spans, self._body = _read_header(self._file, max_header_bytes)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
