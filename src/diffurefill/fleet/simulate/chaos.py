@@ -8,61 +8,23 @@ bytes (liveness, I20). Source: spec fleet.md 4.
 from __future__ import annotations
 
 import functools
-import random
+import math
 import tempfile
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffurefill.config import FleetConfig
-from diffurefill.fleet.records import lane_of
-from diffurefill.fleet.simulate.faults import HOUR, MINUTE, ChaosPlan, Profile
+from diffurefill.fleet.records import GLOBAL, STATE, lane_of
+from diffurefill.fleet.simulate.connection import flipped
+from diffurefill.fleet.simulate.faults import ChaosPlan
 from diffurefill.fleet.simulate.kernel import Process
-from diffurefill.fleet.simulate.operators import LIES
-from diffurefill.fleet.simulate.scenario import FLEET, World
+from diffurefill.fleet.simulate.profiles import MINUTE, PROFILES, Profile, variant
+from diffurefill.fleet.simulate.scenario import World
+from diffurefill.store.base import MAIN
 
 PEACE_SECONDS = 40 * MINUTE
 MAX_EVENTS = 60_000
 """More than any seed needs: a fleet that spins in place is a violation, not an endless test."""
-
-NETWORK = {
-    "busy": 0.03, "quota": 0.02, "lost_request": 0.02, "lost_answer": 0.04, "late": 0.03,
-    "doubled": 0.03, "slow": 0.01, "stale": 0.1,
-}  # fmt: skip
-BYTES = {"flip": 0.05, "truncate": 0.05, "flip_twice": 0.02, "damaged": 0.03, "disk_full": 0.005}
-CRASHES = {"kill_before": 0.015, "kill_after": 0.015}
-
-PROFILES = {
-    p.name: p
-    for p in (
-        Profile(name="network", kinds=NETWORK, delay=0.01),
-        Profile(name="crashes", kinds=CRASHES, kill=0.002, num_losses=1, num_twins=1),
-        Profile(name="twins", kinds={"late": 0.03, "stale": 0.05}, pause=0.004, num_twins=3),
-        Profile(name="bytes", kinds=BYTES, kill=0.001),
-        Profile(
-            name="outages",
-            kinds={"lost_answer": 0.01},
-            windows=(("down", 2 * HOUR), ("quota", 20 * MINUTE), ("partition", 600.0),
-                     ("full", 300.0), ("revoked", 300.0)),
-        ),
-        Profile(name="vices", vices=("sneaky_nan", "nan", "huge", "poison"), kill=0.001),
-        Profile(name="lies", lies=tuple(LIES), kinds={"late": 0.02}, pause=0.001),
-        Profile(
-            name="rewrites",
-            kinds={"stale": 0.1, "late": 0.02, **CRASHES},
-            num_rollbacks=2,
-                        pause=0.002,
-        ),
-        Profile(
-            name="mixed",
-            kinds={kind: rate / 3 for kind, rate in {**NETWORK, **BYTES, **CRASHES}.items()},
-            kill=0.0005, pause=0.001, delay=0.005,
-            windows=(("down", 600.0), ("partition", 300.0)),
-            num_twins=1, num_losses=1, num_rollbacks=1, num_clock_jumps=2,
-            vices=("sneaky_nan",),
-        ),
-    )
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,22 +59,6 @@ def memory_folder() -> str | None:
     return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
-def variant(seed: int) -> FleetConfig:
-    """Every optional part of the protocol is on in some seeds."""
-    chance = random.Random(seed)
-    return replace(
-        FLEET,
-        max_staleness=chance.choice((0, 0, 1)),
-        swa_from_step=chance.choice((None, 8)),
-        snapshot_every=chance.choice((0, 2)),
-        snapshot_keep=2,
-        compact_every=chance.choice((0, 0, 1, 3)),
-        downlink=chance.choice(("full", "full", "update")),
-        min_fresh=chance.choice((1, 2, 2)),
-        grace_from=chance.choice(("nth", "first")),
-    )
-
-
 class Chaos:
     """A fleet, and the hand that kills, twins and starts its processes again."""
 
@@ -121,10 +67,17 @@ class Chaos:
     ) -> None:
         self.profile, self.plan = profile, ChaosPlan(profile)
         self.world = World(
-            seed, folder, variant(seed), plan=self.plan, nemesis=self.plan, keep_trace=keep_trace
+            seed,
+            folder,
+            variant(seed, profile),
+            plan=self.plan,
+            nemesis=self.plan,
+            keep_trace=keep_trace,
         )
         self.kernel = self.world.kernel
         self.peace = False
+        self.marked: dict[str, str] = {}
+        """What a process suffers from, or makes others suffer, by its name."""
         forget = self.kernel.on_end
         self.kernel.on_end = lambda p: (forget(p), self._ended(p))[0]
 
@@ -132,6 +85,7 @@ class Chaos:
         self._begin()
         self._run_until(self.profile.seconds)
         self._make_peace()
+        self._account()
         world = self.world
         return Outcome(
             seed=world.seed,
@@ -164,17 +118,32 @@ class Chaos:
             self._sometime(self._jump_clocks)
         for _ in range(self.profile.num_rollbacks):
             self._sometime(self._roll_back)
+        for _ in range(self.profile.num_interrupts):
+            self._sometime(self._interrupt)
+        for kind in self.profile.rots:
+            self._sometime(functools.partial(self._rot, kind))
         for i, kind in enumerate(self.profile.lies):
             self._sometime(functools.partial(self._lie, 20 + i, kind))
         for kind, longest in self.profile.windows:
             self._sometime(functools.partial(self._open_window, kind, longest))
 
-    def _start_worker(self, number: int, vice: str = "") -> None:
-        if vice:
-            self.plan.injected[f"vice {vice}"] += 1
-        self.world.launch_worker(
-            number, vice=vice, speed=self.kernel.chance.choice((1.0, 1.5, 3.0))
+    def _start_worker(self, number: int, vice: str = "") -> Process:
+        chance, session = self.kernel.chance, math.inf
+        if not self.peace and chance.random() < self.profile.sessions:
+            session = chance.uniform(60.0, 500.0)
+        process = self.world.launch_worker(
+            number, vice=vice, speed=chance.choice((1.0, 1.5, 3.0)), session_seconds=session
         )
+        if vice:
+            self._mark(process, f"vice {vice}")
+        if session < math.inf:
+            self._mark(process, "session ends")
+        return process
+
+    def _mark(self, process: Process, kind: str) -> None:
+        """Count `kind`, and later how this process ends."""
+        self.plan.injected[kind] += 1
+        self.marked[process.name] = kind
 
     def _sometime(self, action) -> None:
         self.kernel.at(self.kernel.chance.uniform(0.0, self.profile.seconds), action)
@@ -185,7 +154,12 @@ class Chaos:
     def _ended(self, process: Process) -> None:
         """A person, or a notebook's owner, starts it again after a while."""
         self.plan.ended(process)
-        kind = process.name.partition("#")[0]
+        kind, how = process.name.partition("#")[0], (process.ending or "").partition(":")[0]
+        if process.name in self.marked:
+            self.plan.outcomes[self.marked[process.name], f"ended: {how}"] += 1
+        if how == "Corrupt":
+            clear = "rollback" in (process.ending or "")
+            self.world.ledger.check("rot", clear, f"{process.name} does not say what to do")
         if process.ending is not None and process.ending.startswith(("Fenced", "Taken")):
             self.world.ledger.fenced(process.name, lane_of(int(kind[1:])))
         if kind not in ("person", "liar"):
@@ -205,11 +179,10 @@ class Chaos:
     def _twin(self) -> None:
         chance = self.kernel.chance
         if chance.random() < 0.5:
-            self.plan.injected["second merger"] += 1
-            self.world.launch_merger()
+            self._mark(self.world.launch_merger(), "second merger")
         else:
-            self.plan.injected["second worker under a number"] += 1
-            self._start_worker(chance.choice(self.numbers))
+            twin = self._start_worker(chance.choice(self.numbers))
+            self._mark(twin, "second worker under a number")
 
     def _lose_everything(self) -> None:
         self.plan.injected["fleet lost"] += 1
@@ -217,8 +190,32 @@ class Chaos:
             self.kernel.kill(process)
 
     def _roll_back(self) -> None:
-        self.plan.injected["rollback"] += 1
-        self.world.launch_roll_back()
+        self._mark(self.world.launch_roll_back(), "rollback")
+
+    def _interrupt(self) -> None:
+        for process in self.world.living("merger#"):
+            process.interrupted = True
+            self._mark(process, "merger interrupted")
+
+    def _rot(self, kind: str) -> None:
+        """A file that the newest version names is damaged where it lies; in a while a person, told
+        by every process that needs it, looks after it."""
+        hub, path = self.world.hub, GLOBAL if kind == "global" else STATE
+        head = hub.head(MAIN)
+        ref = head.files[path] if head else None
+        if ref is None or ref.sha256 not in hub.blobs:
+            return
+        self.plan.injected[f"{kind} damaged at rest"] += 1
+        hub.damaged[ref.sha256] = flipped(hub.blobs[ref.sha256])
+        self.kernel.note("rot", kind)
+        self._soon(functools.partial(self._look_after, path, kind))
+
+    def _look_after(self, path: str, kind: str) -> None:
+        head = self.world.hub.head(MAIN)
+        if head is None or head.files[path].sha256 not in self.world.hub.damaged:
+            self.plan.outcomes[f"{kind} damaged at rest", "nobody needed it any more"] += 1
+            return
+        self._mark(self.world.launch_roll_back(by_default=True), f"person mends the {kind}")
 
     def _lie(self, number: int, kind: str) -> None:
         self.plan.injected[f"lie: {kind}"] += 1
@@ -248,6 +245,24 @@ class Chaos:
     def _close_window(self, window: tuple[str, str | None]) -> None:
         if window in self.plan.windows:
             self.plan.windows.remove(window)
+
+    def _account(self) -> None:
+        """What became of contributions that should not be merged, and of marked processes."""
+        ledger, tell = self.world.ledger, self.plan.outcomes
+        for key, kind in ledger.lies.items():
+            what = f"rejected: {ledger.rejected[key]}" if key in ledger.rejected else "not pushed"
+            tell[f"lie: {kind}", "inherited and merged" if key in ledger.accepted else what] += 1
+        vicious = {
+            int(name[1:].partition("#")[0]): kind
+            for name, kind in self.marked.items()
+            if kind.startswith("vice")
+        }
+        for key, reason in ledger.rejected.items():
+            if key[0] in vicious:
+                tell[vicious[key[0]], f"rejected: {reason}"] += 1
+        for process in self.kernel.processes:
+            if process.alive and process.name in self.marked:
+                tell[self.marked[process.name], "goes on"] += 1
 
     # --- peace -----------------------------------------------------------------------------------
 

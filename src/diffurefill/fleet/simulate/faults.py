@@ -8,36 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from diffurefill.fleet.records import lane_of
 from diffurefill.fleet.simulate.connection import FAULTS
 from diffurefill.fleet.simulate.kernel import Kernel, Process
-
-MINUTE = 60.0
-HOUR = 3600.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Profile:
-    """How often what goes wrong. Rates are per store operation or per step of a process."""
-
-    name: str
-    kinds: dict[str, float] = field(default_factory=dict)
-    """Fault of a store operation -> its share of the operations it can befall."""
-    kill: float = 0.0
-    pause: float = 0.0
-    delay: float = 0.0
-    windows: tuple[tuple[str, float], ...] = ()
-    """(kind, longest seconds) of outages: each happens once, at a random time."""
-    num_twins: int = 0
-    num_losses: int = 0
-    """Times the whole fleet dies at one moment."""
-    num_rollbacks: int = 0
-    num_clock_jumps: int = 0
-    vices: tuple[str, ...] = ()
-    """Each is the vice of one worker launched on top of the others."""
-    lies: tuple[str, ...] = ()
-    """Contributions that are forged, each once."""
-    seconds: float = 900.0
-    """How long faults go on."""
+from diffurefill.fleet.simulate.profiles import MINUTE, Profile
 
 
 @dataclass(eq=False)
@@ -65,7 +39,7 @@ class ChaosPlan:
 
     def fault(self, process: Process, op: str, lane: str) -> str | None:
         self._observe(process, op, lane)
-        kind = self._window(process, op) or self._drawn(process, op)
+        kind = self._window(process, op) or self._drawn(process, op, lane)
         if kind is not None:
             self._inject(kind, process, op, lane)
         return kind
@@ -81,7 +55,7 @@ class ChaosPlan:
             return "down" if kind == "partition" else kind
         return None
 
-    def _drawn(self, process: Process, op: str) -> str | None:
+    def _drawn(self, process: Process, op: str, lane: str) -> str | None:
         if self.stopped or not self._total[op]:
             return None
         left = process.kernel.chance.random()
@@ -90,8 +64,7 @@ class ChaosPlan:
         for kind, rate in self._menu[op]:
             left -= rate
             if left < 0:
-                # A global damaged for good needs a person; a contribution must not.
-                return None if kind == "damaged" and process.name[0] != "w" else kind
+                return kind if _may_befall(kind, process, lane) else None
         return None
 
     def seconds(self, kind: str) -> float:
@@ -151,3 +124,13 @@ class ChaosPlan:
         suffered = self._suffering.pop(process.name, None)
         if suffered is not None and process.ending is not None:
             self.outcomes[suffered[0], f"ended: {process.ending.partition(':')[0]}"] += 1
+
+
+def _may_befall(kind: str, process: Process, lane: str) -> bool:
+    """A global damaged for good needs a person; a contribution must not. Of its own lane a process
+    is told nothing that is older than what it was told before (spec fleet.md 5.3)."""
+    actor = process.name.partition("#")[0]
+    is_worker = actor[0] == "w"
+    if kind == "damaged":
+        return is_worker
+    return kind != "back" or (is_worker and lane != lane_of(int(actor[1:])))

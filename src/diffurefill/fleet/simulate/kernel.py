@@ -60,6 +60,8 @@ class Process:
     ending: str | None = None
     """How it ended: `done`, `killed`, or the error's class and text; None while it lives."""
     paused_until: float = 0.0
+    interrupted: bool = False
+    """Whether a person pressed Ctrl-C: its body looks at it after every step."""
 
     @property
     def alive(self) -> bool:

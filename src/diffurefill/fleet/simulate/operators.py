@@ -7,18 +7,21 @@ of its successor. Each must be refused, with the reason given here.
 
 from __future__ import annotations
 
-import json
+import random
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from diffurefill.fleet import protocol, records
+from diffurefill.config import UserError
+from diffurefill.fleet import records
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import Contribution, Identity, Registration, State
+from diffurefill.fleet.rollback import rolling_back
 from diffurefill.fleet.run import Run
+from diffurefill.fleet.simulate import provenance
 from diffurefill.fleet.simulate.provenance import CODEC, Delta
-from diffurefill.store.base import MAIN, Change, Conflict, NotFound, Publication, Ref, dump_json
+from diffurefill.store.base import Change, Publication, Ref, dump_json
 
 ABSENT = "0" * 64
 
@@ -36,40 +39,19 @@ LIES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def roll_back(
-    run: Run, io: Patience, choose: Callable[[State], int | None]
+    run: Run, to: int | None, jitter: random.Random, restage: Callable[[], None]
 ) -> Generator[float, None, None]:
-    """Publish an earlier generation again as a new one; tried again when it is overtaken."""
-    while True:
-        now = yield from io(run.snapshot)
-        target = choose(now.state)
-        if target is None:
-            return
-        ref = now.version.ref(records.round_path(target))
-        record = yield from io(lambda ref=ref: run.store.read(ref))
-        state = protocol.rolled_back(
-            now.state, records.state_from_json(json.loads(record)["state"])
-        )
-        publication = Publication(run.store, MAIN, _files(state, now.state), expect=now.version)
-        try:
-            yield from io(publication.attempt)
-        except (Conflict, NotFound):
-            continue
-        return
+    """What a person does with `diffurefill rollback`; where it finds nothing whole to return to, a
+    copy of the files is put back (`restage`)."""
+    apply = provenance.apply_update
+    try:
+        yield from rolling_back(run.store, run.cache, to, _silent, apply, jitter)
+    except UserError:
+        restage()
 
 
-def _files(state: State, before: State) -> dict[str, Change]:
-    """A rolled-back version: its record, the weights and averages it names, and no others."""
-    kept = {s.gen for s in state.snapshots}
-    return {
-        records.STATE: dump_json(records.to_json(state)),
-        records.round_path(state.gen): dump_json(
-            records.round_record(state, before.global_weights)
-        ),
-        records.GLOBAL: state.global_weights,
-        records.EMA: state.ema.ref if state.ema else None,
-        records.SWA: state.swa.ref if state.swa else None,
-        **{records.snapshot_path(s.gen): None for s in before.snapshots if s.gen not in kept},
-    }
+def _silent(line: str) -> None:
+    pass
 
 
 def lie(

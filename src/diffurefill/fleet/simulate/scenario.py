@@ -37,6 +37,7 @@ FLEET = FleetConfig(
     lease_seconds=150.0,
     poll_seconds=10.0,
     log_seconds=60.0,
+    min_partial_steps=2,
 )
 """Rounds of about a minute and a half."""
 
@@ -122,12 +123,18 @@ class World:
                 report=_silent,
                 new_id=self.new_id,
             )
-            return merger.run()
+            return _until_interrupted(process, merger)
 
         return self.kernel.launch(self._unique(name), make)
 
     def launch_worker(
-        self, number: int, name: str = "", *, vice: str = "", speed: float = 1.0
+        self,
+        number: int,
+        name: str = "",
+        *,
+        vice: str = "",
+        speed: float = 1.0,
+        session_seconds: float = math.inf,
     ) -> Process:
         def make(process: Process) -> Body:
             learner = ExactLearner(
@@ -136,6 +143,7 @@ class World:
                 spend=process.spend,
                 step_seconds=self.costs.step_seconds / process.speed,
                 vice=vice,
+                keeps_drift=self.fleet.adoption == "keep_drift",
                 on_adopt=self.ledger.adopted,
             )
             self.learners[process.name] = learner
@@ -143,6 +151,7 @@ class World:
                 self._open(process),
                 number,
                 learner,
+                session_seconds=session_seconds,
                 clock=process.clock,
                 wall_clock=self.wall_clock,
                 report=_silent,
@@ -152,15 +161,15 @@ class World:
 
         return self.kernel.launch(self._unique(name or f"w{number}"), make, speed=speed)
 
-    def launch_roll_back(self) -> Process:
-        """A person goes back to a generation whose files are all still there."""
-
-        def choose(state: State) -> int | None:
-            known = [g for g in self.ledger.first if 0 < g <= state.gen and self._is_whole(g)]
-            return self.kernel.chance.choice(known) if known else None
+    def launch_roll_back(self, *, by_default: bool = False) -> Process:
+        """A person goes back to a generation whose files are all still there, or to the one that
+        the command chooses."""
 
         def make(process: Process) -> Body:
-            return operators.roll_back(self._open(process), self._patience(), choose)
+            whole = [g for g in self.ledger.first if 0 < g <= self.gen and self._is_whole(g)]
+            to = self.kernel.chance.choice(whole) if whole and not by_default else None
+            jitter = random.Random(self.kernel.chance.random())
+            return operators.roll_back(self._open(process), to, jitter, self.hub.damaged.clear)
 
         return self.kernel.launch(self._unique("person"), make)
 
@@ -219,6 +228,14 @@ class World:
         return bool(names) and all(
             name in self.learners and self.learners[name].adopted[1] == newest for name in names
         )
+
+
+def _until_interrupted(process: Process, merger: Merger) -> Body:
+    for seconds in merger.run():
+        yield seconds
+        if process.interrupted:
+            merger.release()
+            return
 
 
 def _silent(line: str) -> None:
