@@ -69,11 +69,19 @@ class Run:
         return self._latest
 
     def fetch(self, ref: Ref) -> Path:
-        """A local, verified copy of a weights file."""
+        """A local, verified copy of a weights file. Corrupt, naming the way out, when it is damaged
+        in the store."""
         path = self.path_of(ref)
         if not path.exists():
             self.cache.mkdir(parents=True, exist_ok=True)
-            self.store.fetch(ref, path)
+            try:
+                self.store.fetch(ref, path)
+            except Corrupt as error:
+                uri = self.store.uri
+                raise Corrupt(
+                    f"{uri}: weights are damaged in the store ({error}); `diffurefill rollback "
+                    f"{uri}` goes on from a generation whose files are whole"
+                ) from None
         return path
 
     def fetch_global(self, now: Snapshot, apply_update: ApplyUpdate) -> Path:

@@ -127,6 +127,8 @@ class Worker:
         self._seq = self._num_merged = self._num_unsound = self._num_late = 0
         self._pending: Contribution | None = None
         self._interval = Interval()
+        self._pushed_end: Cursor | None = None
+        """Where this process's last push ended, and what it drifts from."""
 
     # --- the loop --------------------------------------------------------------------------------
 
@@ -244,6 +246,8 @@ class Worker:
         began, state = self._clock(), now.state
         base = yield from self._io(lambda: self._run.fetch_global(now, self._learner.apply_update))
         seconds, size = self._clock() - began, state.global_weights.size
+        if state.cursor(self.number) != self._pushed_end:  # what was pushed was rolled back
+            self._drop_drift()
         facts = self._learner.adopt(base, state, self._interval.steps)
         self._run.forget(keep={state.global_weights.sha256})
         waits = {"wait_seconds": waited, "download_seconds": seconds, "bytes": size}
@@ -348,7 +352,7 @@ class Worker:
         measured = {"loss_mean": c.loss_mean, "delta_norm": norm}
         self._log.note("push", {**about, **measured, **facts, **self._learner.finish()})
         yield from self._lane.push(c, state)
-        self._pending = c
+        self._pending, self._pushed_end = c, c.cursor_end
         payload.unlink(missing_ok=True)
         self._push_seconds = seconds = self._clock() - began
         self._log.note("pushed", {"gen": c.base_gen, "bytes": ref.size, "upload_seconds": seconds})
