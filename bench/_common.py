@@ -27,15 +27,6 @@ def peak_mb() -> float:
 
     From /proc and not getrusage: the kernel lets a child inherit its parent's maximum there.
     """
-    return _status_mb("VmHWM")
-
-
-def anonymous_mb() -> float:
-    """Memory this process holds now that is not a mapped file, in MB."""
-    return _status_mb("RssAnon")
-
-
-def _status_mb(field: str) -> float:
     lines = Path("/proc/self/status").read_text("ascii").splitlines()
-    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     return round(kilobytes * 1024 / 1e6, 1)

@@ -1,20 +1,28 @@
 """Streaming merge against loading everything: time and peak memory, side by side.
 
-    python bench/merge.py [--quick]
+    python bench/merge.py [--quick] [--params MILLIONS]
 
-Four fp32 deltas of a synthetic model (213M parameters; --quick: 14M) are merged into their base by
-`fleet.averaging` and by the plain way: load all, stack, mean, save. Repetitions alternate between
-the two, each in a process of its own with one thread; both end with the file fsynced, and the two
-results are compared bit for bit. Ratios are plain over ours, of medians. Peak memory is resident
-memory, mapped files included. The kernel may drop those when it must, so `memory_ratio_floor`
-counts for the plain way only what it holds besides them at its end, and for ours all we ever held.
+Four bf16 deltas of a synthetic model (1.08 billion parameters, 2.15 GB each; --quick: 14 million)
+are merged into its fp32 weights, and the EMA and the SWA are moved on: by `FileAverager.merge` in
+one pass over safetensors files, and the plain way over .pt files: torch.load all four, stack, mean
+in fp32, torch.save; then the same for each side average. The plain way here drops what it no longer
+needs, or it would not fit this machine.
+
+Repetitions alternate between the two, each in a process of its own with one thread. Every one
+starts with its inputs out of the page cache and ends with its outputs fsynced; `seconds` is the
+wall time of all that, `cpu_seconds` what the process itself computed, copied and waited for in the
+kernel. The outputs are compared bit for bit. Ratios are plain over ours, of medians; peak memory is
+resident memory. Without the memory for the plain way only ours is run, and the ratios are null.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -25,63 +33,104 @@ from typing import Any
 
 import safetensors.torch
 import torch
+from torch import Tensor
 
-from _common import anonymous_mb, peak_mb, report
-from diffurefill.fleet.averaging import mean_of_deltas
+from _common import peak_mb, report
+from diffurefill.fleet.averaging import FileAverager
+from diffurefill.fleet.records import Fold, Payload
 from diffurefill.runtime import set_threads
-from diffurefill.train.tensorfile import StreamingWriter, TensorFile, chunks
 
 NUM_DELTAS = 4
-REPEATS = 3
+CODEC = "bf16-delta"
+DELTAS = [f"delta{i}" for i in range(NUM_DELTAS)]
+OUTPUTS = ("global", "ema", "swa")
+KEEPS = {"ema": 0.9, "swa": 129 / 130}
+INPUTS = ["base", *KEEPS, *DELTAS]
 SEED = 0
+FULL_PARAMS, QUICK_PARAMS = 1_076, 14
+"""Millions of parameters."""
 
 
-def shapes(quick: bool) -> dict[str, tuple[int, ...]]:
-    """A transformer's tensors; large and tiny ones, as in a real model."""
-    vocab, width, layers, ffn = (8192, 384, 6, 1024) if quick else (32_768, 1024, 14, 2816)
-    found: dict[str, tuple[int, ...]] = {"embedding": (vocab, width)}
-    for i in range(layers):
+def shapes(millions: int) -> dict[str, tuple[int, ...]]:
+    """A transformer's tensors, large and tiny ones; as many layers as the size asks for."""
+    vocab, width, ffn = (73_760, 2048, 5632) if millions > 500 else (8192, 384, 1024)
+    found: dict[str, tuple[int, ...]] = {"embedding.weight": (vocab, width)}
+    layer = 4 * width * width + 3 * width * ffn
+    for i in range(max(round((millions * 1e6 - vocab * width) / layer), 1)):
         found |= {
-            f"blocks.{i}.norm": (width,),
-            f"blocks.{i}.qkv": (3 * width, width),
-            f"blocks.{i}.out": (width, width),
-            f"blocks.{i}.up": (2 * ffn, width),
-            f"blocks.{i}.down": (width, ffn),
+            f"blocks.{i}.norm.weight": (width,),
+            f"blocks.{i}.qkv.weight": (3 * width, width),
+            f"blocks.{i}.out.weight": (width, width),
+            f"blocks.{i}.gate_up.weight": (2 * ffn, width),
+            f"blocks.{i}.down.weight": (width, ffn),
         }
     return found
 
 
-def make_files(folder: Path, quick: bool) -> None:
-    schema = {name: ("F32", shape) for name, shape in shapes(quick).items()}
-    for index, path in enumerate([folder / "base", *delta_paths(folder)]):
+# --- files ----------------------------------------------------------------------------------------
+
+
+def make_files(folder: Path, sizes: dict[str, tuple[int, ...]]) -> None:
+    """The weights, the side averages and the deltas, as safetensors and as .pt, on the disk."""
+    for index, name in enumerate(INPUTS):
         generator = torch.Generator().manual_seed(SEED + index)
-        with StreamingWriter(path, schema) as f:
-            for name, start, stop in chunks(schema):
-                f.write(name, torch.randn(stop - start, generator=generator))
+        tensors = {
+            n: torch.rand(shape, generator=generator).sub_(0.5) for n, shape in sizes.items()
+        }
+        if name in DELTAS:
+            tensors = {n: tensor.mul_(1e-3).bfloat16() for n, tensor in tensors.items()}
+        safetensors.torch.save_file(tensors, folder / f"{name}.safetensors")
+        torch.save(tensors, folder / f"{name}.pt")
+        for path in folder.glob(f"{name}.*"):
+            fsync(path)
 
 
-def delta_paths(folder: Path) -> list[Path]:
-    return [folder / f"delta{i}" for i in range(NUM_DELTAS)]
+def fsync(path: Path) -> None:
+    with open(path, "rb") as f:
+        os.fsync(f.fileno())
 
 
-# --- the two ways: each returns what it still holds at its end ------------------------------------
+def leave_page_cache(path: Path) -> None:
+    with open(path, "rb") as f:
+        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+# --- the two ways ---------------------------------------------------------------------------------
 
 
 def merge_ours(folder: Path) -> None:
-    mean_of_deltas(folder / "base", [(p, 1.0) for p in delta_paths(folder)], folder / "ours")
+    paths = {name: folder / f"{name}.safetensors" for name in INPUTS}
+    FileAverager().merge(
+        paths["base"],
+        [Payload(paths[name], CODEC, 1.0) for name in DELTAS],
+        folder / "global.out",
+        folds=[Fold(paths[name], keep, folder / f"{name}.out") for name, keep in KEEPS.items()],
+    )
 
 
-def merge_naive(folder: Path) -> dict[str, torch.Tensor]:
-    base = safetensors.torch.load_file(folder / "base")
-    deltas = [safetensors.torch.load_file(path) for path in delta_paths(folder)]
-    merged = {
-        name: tensor + torch.stack([delta[name] for delta in deltas]).mean(0)
-        for name, tensor in base.items()
+def merge_naive(folder: Path) -> None:
+    deltas = [torch.load(folder / f"{name}.pt", weights_only=True) for name in DELTAS]
+    new = {
+        name: torch.stack([delta[name] for delta in deltas]).float().mean(0) for name in deltas[0]
     }
-    safetensors.torch.save_file(merged, folder / "naive")
-    with open(folder / "naive", "rb") as f:
-        os.fsync(f.fileno())
-    return merged
+    del deltas
+    base = torch.load(folder / "base.pt", weights_only=True)
+    for name, tensor in new.items():
+        tensor += base[name]
+    del base
+    save_naive(new, folder / "global.out")
+    for side, keep in KEEPS.items():
+        average = torch.load(folder / f"{side}.pt", weights_only=True)
+        for name, tensor in average.items():
+            tensor *= keep
+            tensor += (1.0 - keep) * new[name]
+        save_naive(average, folder / f"{side}.out")
+        del average
+
+
+def save_naive(tensors: dict[str, Tensor], path: Path) -> None:
+    torch.save(tensors, path)
+    fsync(path)
 
 
 WAYS = {"ours": merge_ours, "naive": merge_naive}
@@ -89,51 +138,92 @@ WAYS = {"ours": merge_ours, "naive": merge_naive}
 
 def run_child(way: str, folder: Path) -> None:
     """One repetition; its figures go to stdout as JSON."""
-    began = time.perf_counter()
-    held = WAYS[way](folder)
-    seconds = time.perf_counter() - began
-    print(json.dumps({"seconds": seconds, "peak_mb": peak_mb(), "held_mb": anonymous_mb()}))
-    del held  # kept until here: it is what `held_mb` counts
+    # Should memory run out, this process is the one to end.
+    Path("/proc/self/oom_score_adj").write_text("1000")
+    began, before = time.perf_counter(), os.times()
+    WAYS[way](folder)
+    seconds, after = time.perf_counter() - began, os.times()
+    cpu = after.user - before.user + after.system - before.system
+    figures = {"seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak_mb()}
+    print(json.dumps({name: round(value, 3) for name, value in figures.items()}))
 
 
 def measure(way: str, folder: Path) -> dict[str, float]:
+    """Run `way` once, on inputs that must come from the disk."""
+    for path in folder.glob("*.*"):
+        leave_page_cache(path)
     command = [sys.executable, __file__, "--way", way, "--folder", str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"the {way} merge ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout)
 
 
-def same_tensors(one: Path, other: Path) -> bool:
-    with TensorFile(one) as a, TensorFile(other) as b:
-        return a.schema == b.schema and all(
-            torch.equal(
-                a.read(name, start, torch.empty(stop - start)),
-                b.read(name, start, torch.empty(stop - start)),
-            )
-            for name, start, stop in chunks(a.schema)
-        )
+def take_outputs(way: str, folder: Path) -> str:
+    """sha256 over the values of every output, which are then removed."""
+    digest = hashlib.sha256()
+    for name in OUTPUTS:
+        path = folder / f"{name}.out"
+        if way == "ours":
+            tensors = safetensors.torch.load_file(path)
+        else:
+            tensors = torch.load(path, weights_only=True, mmap=True)
+        for _, tensor in sorted(tensors.items()):
+            digest.update(tensor.numpy())
+        del tensors, tensor
+        path.unlink()
+    return digest.hexdigest()
 
 
-def compare(folder: Path, quick: bool) -> dict[str, Any]:
-    make_files(folder, quick)
-    runs: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
-    for repeat in range(REPEATS):
-        for way in WAYS:
+# --- the comparison -------------------------------------------------------------------------------
+
+
+def affordable_ways(num_params: int) -> list[str]:
+    """The plain way holds four bf16 deltas, their fp32 mean, and the largest tensor stacked."""
+    needed = num_params * (NUM_DELTAS * 2 + 4) * 1.4
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    available = next(int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable:"))
+    if available > needed:
+        return list(WAYS)
+    print(f"plain way left out: {available / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed")
+    return ["ours"]
+
+
+def compare(folder: Path, millions: int, repeats: int) -> dict[str, Any]:
+    sizes = shapes(millions)
+    num_params = sum(math.prod(shape) for shape in sizes.values())
+    needed = num_params * (2 * (NUM_DELTAS * 2 + 3 * 4) + 3 * 4) * 1.05
+    if shutil.disk_usage(folder).free < needed:
+        raise SystemExit(f"this needs {needed / 1e9:.0f} GB of disk: set TMPDIR, or give --params")
+    make_files(folder, sizes)
+    ways = affordable_ways(num_params)
+    runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
+    digests = set()
+    for repeat in range(repeats):
+        for way in ways:
             runs[way].append(measure(way, folder))
-            print(f"{way:>6} {repeat + 1}/{REPEATS}: {runs[way][-1]}", file=sys.stderr)
-    assert same_tensors(folder / "ours", folder / "naive"), "the two merges differ"
+            print(f"{way:>6} {repeat + 1}/{repeats}: {runs[way][-1]}", file=sys.stderr)
+            digests.add(take_outputs(way, folder))
+    assert len(digests) == 1, "the two merges differ"
 
     def median(way: str, figure: str) -> float:
         return statistics.median(run[figure] for run in runs[way])
 
+    def ratio(figure: str) -> float | None:
+        if "naive" not in ways:
+            return None
+        return round(median("naive", figure) / median("ours", figure), 2)
+
     return {
-        "time_ratio": round(median("naive", "seconds") / median("ours", "seconds"), 2),
-        "memory_ratio": round(median("naive", "peak_mb") / median("ours", "peak_mb"), 2),
-        "memory_ratio_floor": round(median("naive", "held_mb") / median("ours", "peak_mb"), 2),
+        "time_ratio": ratio("seconds"),
+        "cpu_ratio": ratio("cpu_seconds"),
+        "memory_ratio": ratio("peak_mb"),
         "peak_mb": median("ours", "peak_mb"),
         "seconds": round(median("ours", "seconds"), 3),
-        "model_mb": round((folder / "base").stat().st_size / 1e6, 1),
+        "num_params": num_params,
         "num_deltas": NUM_DELTAS,
+        "codec": CODEC,
         "seed": SEED,
         "runs": runs,
     }
@@ -142,6 +232,8 @@ def compare(folder: Path, quick: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
+    parser.add_argument("--params", type=int, help="millions of parameters")
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -149,8 +241,9 @@ def main() -> None:
     if arguments.way:
         run_child(arguments.way, arguments.folder)
         return
+    millions = arguments.params or (QUICK_PARAMS if arguments.quick else FULL_PARAMS)
     with tempfile.TemporaryDirectory() as folder:
-        figures = compare(Path(folder), arguments.quick)
+        figures = compare(Path(folder), millions, arguments.repeats)
     report("merge", figures, quick=arguments.quick)
 
 
