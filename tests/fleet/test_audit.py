@@ -11,6 +11,7 @@ from diffurefill.fleet.manage import compacting
 from diffurefill.store.base import MAIN, Busy
 from tests.fleet.damage import (
     audit,
+    damage,
     forge,
     violated,
 )
@@ -88,6 +89,20 @@ def test_a_compacted_run_still_has_every_rule_on_records(tmp_path: Path) -> None
     assert found.generations == 8
     assert found.unchecked["I9"] >= 5
     assert found.checks["I3"] == sum(len(s.accepted) for s in recorded(fleet))
+
+
+def test_a_damaged_upload_that_was_refused_is_no_fault_of_the_run(tmp_path: Path) -> None:
+    fleet = FakeFleet(MemoryStore(), tmp_path)
+    learner = fleet.add_worker(0)
+    fleet.run_until(lambda: fleet.has_pushed(0))
+    damage(fleet, fleet.store.head("w-00").files[records.worker_paths(0).payload])
+    learner.extra = {"again": 1}  # the second upload must not mend the first
+    fleet.add_merger()
+    until(fleet, 3)
+    assert [r.reason for s in recorded(fleet) for r in s.rejected] == ["corrupt"]
+    found = audit(fleet)
+    assert found.violations == []
+    assert found.checks["I15"] == 1
 
 
 @pytest.mark.parametrize("gens", [5, 7])

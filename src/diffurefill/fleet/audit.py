@@ -14,6 +14,12 @@ from pathlib import Path
 from diffurefill.config import UserError
 from diffurefill.fleet.audit_findings import INVARIANTS, LIMITS, Audit
 from diffurefill.fleet.audit_history import Reader, insist, read_history
+from diffurefill.fleet.audit_pushes import (
+    check_rejections,
+    check_repeats,
+    check_steps_of_workers,
+    refused_as_damaged,
+)
 from diffurefill.fleet.audit_rules import check_records
 from diffurefill.fleet.audit_weights import WeightsAudit
 from diffurefill.fleet.averager import Averager
@@ -39,7 +45,11 @@ def audit_run(
     history = read_history(reader, head)
     if history is None:
         return audit
-    check_records(history, averager.codecs, audit)
+    reader.excused = refused_as_damaged(history)
+    check_records(history, audit)
+    check_repeats(history, audit)
+    check_rejections(history, averager.codecs, audit)
+    check_steps_of_workers(history, audit)
     WeightsAudit(history, reader, averager, report).check()
     reader.forget()
     report("audit: every other file")

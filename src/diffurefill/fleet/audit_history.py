@@ -23,6 +23,7 @@ from diffurefill.fleet.run import read_config
 from diffurefill.store.base import (
     MAIN,
     Busy,
+    Corrupt,
     NotFound,
     Ref,
     Store,
@@ -106,16 +107,25 @@ class Reader:
         self.store, self.work, self.audit = store, work, audit
         self.kept: set[Ref] = set()
         """What a compaction had to keep."""
+        self.excused: set[Ref] = set()
+        """What was refused because it is damaged: that it is shows that the reason was true."""
         self._seen: dict[Ref, bool] = {}
 
     def read(
-        self, read: Callable[[], T], *, may_be_gone: bool = False, invariant: str = "files"
+        self,
+        read: Callable[[], T],
+        *,
+        may_be_gone: bool = False,
+        excused: bool = False,
+        invariant: str = "files",
     ) -> T | None:
         """What `read` returns; None, and a violation, when it is unsound."""
         try:
             found = insist(read)
-        except NotFound as error:
-            if may_be_gone:
+        except (NotFound, Corrupt) as error:
+            if excused:
+                self.audit.check("I15", True, "")
+            elif may_be_gone and isinstance(error, NotFound):
                 self.audit.unchecked[invariant] += 1
             else:
                 self.audit.check(invariant, False, str(error))
@@ -150,6 +160,7 @@ class Reader:
         found = self.read(
             lambda: self.store.fetch(ref, path),
             may_be_gone=may_be_gone and ref not in self.kept,
+            excused=ref in self.excused,
             invariant="I14" if ref in self.kept else "files",
         )
         self._seen[ref] = found is not None
