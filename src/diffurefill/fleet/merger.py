@@ -64,6 +64,7 @@ class Merger:
         self._collector: Collector
         self._merging = Merging(run.config.fleet, averager, guard, run.cache, self.merger_id)
         self._published_at = clock()
+        self._merge_seconds = 0.0
         self._held: frozenset[Identity] = frozenset()
         """What the guard refused to publish as a whole; tried again when it changes."""
         self._now: Snapshot
@@ -101,7 +102,9 @@ class Merger:
                 return True
             if not told:
                 lease = self._run.config.fleet.lease_seconds
-                self._report(f"merger: another one is at work; standing by ({lease:.0f} s lease)")
+                self._report(
+                    f"merger: another one holds the term; standing by until it is silent for {lease:.0f} s"
+                )
                 told = True
             yield self._run.config.fleet.poll_seconds
 
@@ -203,7 +206,9 @@ class Merger:
         state, arrived = self._now.state, list(self._collector.arrived.values())
         base = Base(state, (yield from self._global()), (yield from self._momentum()))
         folds = yield from self._followers.folds(_preview(state, arrived))
+        began = self._clock()
         attempt = self._merging.attempt(base, arrived, list(folds.values()))
+        self._merge_seconds = self._clock() - began
         refused = [self._collector.reject(c, reason) for c, reason in attempt.refused]
         if attempt.merged:
             yield from self._advance(attempt)
@@ -233,7 +238,7 @@ class Merger:
 
     def _advance(self, attempt: Attempt) -> Iterator[float]:
         """Publish the merged global as the next generation."""
-        before, merging = self._now.state, self._merging
+        before, merging, began = self._now.state, self._merging, self._clock()
         changes: dict[str, Change] = {}
         update = ref = None
         if merging.update is not None:
@@ -268,7 +273,10 @@ class Merger:
         self._held = frozenset()
         for arrived in attempt.merged:
             arrived.path.unlink(missing_ok=True)
-        self._report(_summary(following))
+        phases = (
+            f"merged in {self._merge_seconds:.1f} s, published in {self._clock() - began:.1f} s"
+        )
+        self._report(f"{_summary(following)}; {phases}")
         self._on_event("published", following)
 
     def _second_publish(self) -> Iterator[float]:
