@@ -103,7 +103,8 @@ class Merger:
             if not told:
                 lease = self._run.config.fleet.lease_seconds
                 self._report(
-                    f"merger: another one holds the term; standing by until it is silent for {lease:.0f} s"
+                    "merger: another one holds the term; standing by until it is silent for "
+                    f"{lease:.0f} s"
                 )
                 told = True
             yield self._run.config.fleet.poll_seconds
