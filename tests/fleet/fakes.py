@@ -231,34 +231,6 @@ def reopened(store: Store, config: RunConfig, cache: Path) -> Run:
     return Run(store, config, cache, "{}")
 
 
-class Crash(BaseException):
-    """A process dies here. Not an Exception: nothing in the product may catch it."""
-
-
-class CrashingStore:
-    """Lets `budget` effects through, then dies before or after the next one takes place."""
-
-    def __init__(self, store: Store, budget: int, *, after: bool) -> None:
-        self._store, self._left, self._after = store, budget, after
-        self.uri = store.uri
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._store, name)
-        return self._guarded(method) if name in ("stage", "publish", "fetch") else method
-
-    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            self._left -= 1
-            if self._left < 0 and not self._after:
-                raise Crash
-            result = method(*args, **kwargs)
-            if self._left < 0:
-                raise Crash
-            return result
-
-        return call
-
-
 class FrozenHead:
     """A hub that goes on answering with an old head of the main lane, from `freeze` on."""
 
@@ -368,9 +340,6 @@ class FakeFleet:
                 self.wake[name] = self.clock.now + seconds
             except StopIteration:
                 self.actors.pop(name)
-            except Crash:
-                self.actors.pop(name)
-                self.said.append(f"{name} crashed")
         return done()
 
     def has_pushed(self, worker: int) -> bool:
