@@ -91,6 +91,17 @@ def test_a_compacted_run_still_has_every_rule_on_records(tmp_path: Path) -> None
     assert found.checks["I3"] == sum(len(s.accepted) for s in recorded(fleet))
 
 
+def test_a_version_that_cannot_be_read_hides_nothing_but_itself(fleet: FakeFleet) -> None:
+    """The averages that it told of are told by what followed."""
+    for version in list(fleet.store.history(MAIN))[1:-1]:
+        ref = version.ref(records.STATE)
+        content = fleet.store.blobs[ref.sha256]
+        fleet.store.blobs[ref.sha256] = b"{"
+        (violation,) = audit(fleet).violations
+        assert violation.startswith("files violated")
+        fleet.store.blobs[ref.sha256] = content
+
+
 def test_a_damaged_upload_that_was_refused_is_no_fault_of_the_run(tmp_path: Path) -> None:
     fleet = FakeFleet(MemoryStore(), tmp_path)
     learner = fleet.add_worker(0)

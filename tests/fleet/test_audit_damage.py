@@ -218,12 +218,11 @@ def test_i10_an_average_of_other_weights(tmp_path: Path, name: str, path: str) -
     assert violated(fleet) == {"I10"}
 
 
-def test_i10_a_rollback_that_forgets_the_average(fleet: FakeFleet) -> None:
+def test_i10_a_rollback_that_goes_on_from_another_average(fleet: FakeFleet) -> None:
     for name in ("merger", "w0", "w1"):
         fleet.kill(name)
     roll_back(fleet, 2)
-    forge(fleet, 5, lambda s: replace(s, ema=None))
-    lay(fleet, -1, {records.EMA: None})
+    forge(fleet, 5, lambda s: replace(s, ema=replace(s.ema, count=4)))
     assert violated(fleet) == {"I10"}
 
 

@@ -87,6 +87,16 @@ class History:
         """The last version of generation `gen` that can be read."""
         return next((e.state for e in reversed(self.entries) if e.state.gen == gen), None)
 
+    def has_all(self, gen: int) -> bool:
+        """Whether every version of generation `gen` can be read."""
+        around = [e.index for e in self.entries if abs(e.state.gen - gen) <= 1]
+        own = [e.index for e in self.entries if e.state.gen == gen]
+        if not own:
+            return False
+        ends = {own[0] - 1, own[-1] + 1} - {-1, len(self.versions)}
+        whole = own[-1] - own[0] == len(own) - 1 and ends <= set(around)
+        return whole and (own[0] > 0 or gen == 0)
+
     def follows(self, gen: int) -> bool:
         """Whether the next generation was merged into this one, and not a rollback."""
         after = self.first.get(gen + 1)
@@ -123,12 +133,13 @@ class Reader:
         try:
             found = insist(read)
         except (NotFound, Corrupt) as error:
+            gone = isinstance(error, NotFound)
             if excused:
                 self.audit.check("I15", True, "")
-            elif may_be_gone and isinstance(error, NotFound):
+            elif gone and may_be_gone:
                 self.audit.unchecked[invariant] += 1
             else:
-                self.audit.check(invariant, False, str(error))
+                self.audit.check(invariant if gone else "files", False, str(error))
             return None
         except UNREADABLE as error:
             self.audit.check(invariant, False, str(error))

@@ -199,12 +199,8 @@ class _Generation:
         self._check("I11", now.cursors == target.cursors, "its cursors are not its target's")
         self._check("I16", now.tokens == target.tokens, "its tokens are not its target's")
         momentum = target.momentum and Saved(self._gen, target.momentum.ref)
-        kept = now.momentum == momentum or (now.momentum is None and self._may_restart(target))
+        kept = now.momentum in (momentum, None)  # None: it could not be read then, and starts anew
         self._check("I5", kept, "its momentum is not its target's")
-
-    def _may_restart(self, target: State) -> bool:
-        """Whether what followed the target may have been deleted before it was restored."""
-        return target.gen < self._now.compacted_gen
 
     # --- EMA and SWA -----------------------------------------------------------------------------
 
@@ -223,9 +219,9 @@ class _Generation:
 
     def _began_as(self, name: str, parent: State, start: Average | None) -> bool:
         if self._now.restored_from is None:
-            last = self._history.last(parent.gen)
+            last = self._history.last(parent.gen) if self._history.has_all(parent.gen) else None
             return last is None or getattr(last, name) == start
-        if start is None and self._may_restart(parent):
+        if start is None:  # it could not be read then, and starts anew
             return True
         before = self._history.first[self._gen - 1]
         targets = [parent, *(e.state for e in self._history.entries if e.state.gen == parent.gen)]
@@ -235,11 +231,11 @@ class _Generation:
             targets.append(replace(parent, ema=ended) if ema else replace(parent, swa=ended))
         if any(start == getattr(protocol.rolled_back(before, t), name) for t in targets):
             return True
-        # The versions that told of the target's own fold may have been deleted.
+        # The version that told of the target's own fold may have been deleted or damaged.
         earlier: Average | None = getattr(parent, name)
         count = earlier.count + 1 if earlier else 1
         ended = start is not None and (start.gen, start.count) == (self._gen, count)
-        return ended and parent.gen < self._history.compacted_gen
+        return ended and not self._history.has_all(parent.gen)
 
     def is_due(self, name: str) -> bool:
         if name == "ema":

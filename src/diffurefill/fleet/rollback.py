@@ -107,16 +107,24 @@ def _republish(store: Store, io: Patience, wanted: State, report: Report) -> Wai
 
 
 def _look_back(store: Store, io: Patience) -> Waiting[_Past]:
-    head = yield from io(store.head)
-    if head is None:
-        raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
-    version = head
+    def look() -> tuple[Version, State]:  # as one, so that a head that lags is asked for again
+        head = _head(store)
+        return head, read_state(store, head)
+
     try:
-        state = yield from io(lambda: read_state(store, version))
+        head, state = yield from io(look)
+        return _Past(head, state, head_is_readable=True)
     except Corrupt:
+        head = yield from io(lambda: _head(store))
         newest = yield from _newest_readable(store, io, head)
         return _Past(head, newest, head_is_readable=False)
-    return _Past(head, state, head_is_readable=True)
+
+
+def _head(store: Store) -> Version:
+    head = store.head(MAIN)
+    if head is None:
+        raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
+    return head
 
 
 def _newest_readable(store: Store, io: Patience, head: Version) -> Waiting[State]:
@@ -202,6 +210,8 @@ def _find(store: Store, io: Patience, past: _Past, gen: int) -> Waiting[_Target]
 
 def _look_for(store: Store, io: Patience, past: _Past, gen: int) -> Waiting[_Target | None]:
     """The last version of generation `gen`, which has its averages; else its round record."""
+    if past.head_is_readable and past.newest.gen == gen:
+        return _Target(past.newest, past.head)
     versions = yield from io(lambda: list(store.history(MAIN)))
     for version in reversed(versions):
         state = yield from _read_quietly(store, io, version)
