@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 DATA ?=
 DEMO_FLAGS ?=
+SEEDS ?= 20000
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench chaos clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DiffuRefill needs Python 3.11 or newer; set PYTHON=python3.12, say")'
@@ -27,6 +28,10 @@ check: $(VENV)/ready
 
 bench: $(VENV)/ready
 	for script in bench/[!_]*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+# The fleet under faults: so many simulated lives of it, and every guard switched off once.
+chaos: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python bench/chaos.py --seeds $(SEEDS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from diffurefill.fleet.simulate.scenario import World
 from diffurefill.store.base import MAIN
 
 PEACE_SECONDS = 40 * MINUTE
-MAX_EVENTS = 60_000
+MAX_EVENTS = 20_000
 """More than any seed needs: a fleet that spins in place is a violation, not an endless test."""
 
 
@@ -159,7 +159,7 @@ class Chaos:
             self.plan.outcomes[self.marked[process.name], f"ended: {how}"] += 1
         if how == "Corrupt":
             clear = "rollback" in (process.ending or "")
-            self.world.ledger.check("rot", clear, f"{process.name} does not say what to do")
+            self.world.ledger.check("damage", clear, f"{process.name} does not say what to do")
         if process.ending is not None and process.ending.startswith(("Fenced", "Taken")):
             self.world.ledger.fenced(process.name, lane_of(int(kind[1:])))
         if kind not in ("person", "liar"):
@@ -258,6 +258,8 @@ class Chaos:
             if kind.startswith("vice")
         }
         for key, reason in ledger.rejected.items():
+            if reason == "corrupt":
+                tell["damaged", "rejected: corrupt"] += 1
             if key[0] in vicious:
                 tell[vicious[key[0]], f"rejected: {reason}"] += 1
         for process in self.kernel.processes:

@@ -8,6 +8,8 @@ virtual time and the seed. Source: spec fleet.md 4, I1 to I19.
 from __future__ import annotations
 
 import hashlib
+import math
+import statistics
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -252,10 +254,12 @@ class Ledger:
 
     def _check_sound(self, delta: Delta, before: Json, who: str) -> None:
         """What the gates are for. A norm is usual or not only beside others."""
-        guarded = self.fleet.guard_rows > 0
-        tells = guarded or len(before["norms"]) >= gates.MIN_NORMS
+        guarded, norms = self.fleet.guard_rows > 0, before["norms"]
+        tells = len(norms) >= gates.MIN_NORMS
+        usual = self.fleet.max_norm_ratio * statistics.median(norms) if tells else math.inf
         self.check("I8", delta.finite, f"{who}: it is not finite")
-        self.check("5.3", delta.norm < 1000 or not tells, f"{who}: its norm is huge")
+        fits = delta.norm <= (min(usual, 1000.0) if guarded else usual)
+        self.check("5.3", fits, f"{who}: its norm is huge")
         self.check("5.3", not (guarded and delta.poisons), f"{who}: it harms held-out text")
 
     def _weight(self, c: Json, before: Json) -> Fraction:
