@@ -7,11 +7,11 @@ publish finds out. Source: spec fleet.md 5.2 (3), 5.4.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from diffurefill.fleet import records
+from diffurefill.fleet.budget import CommitBudget
 from diffurefill.fleet.log import WorkerLog
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import Contribution, Registration, State
@@ -29,7 +29,6 @@ from diffurefill.store.base import (
     read_json,
 )
 
-HOUR = 3600.0
 MAX_SQUASHED = 5
 """Times in a row that a lane may be compacted between our look and our reading it."""
 
@@ -55,8 +54,7 @@ class WorkerLane:
         self._version: Version | None = None
         self._unsettled: Publication | None = None
         """A publish of the log whose outcome was in doubt when training went on."""
-        self._published_at: deque[float] = deque()
-        """Times of the last hour's publishes."""
+        self._budget = CommitBudget(run.config.fleet.commits_per_hour, 1, clock)
         self._pushed_log_at = clock()
 
     def register(self, machine: str) -> Generator[float, None, Contribution | None]:
@@ -136,7 +134,9 @@ class WorkerLane:
         of commits, logs take no more than this worker's share among `live` workers and a merger.
         """
         fleet = self._run.config.fleet
-        if self._clock() - self._pushed_log_at < fleet.log_seconds or not self._has_share(live):
+        if self._clock() - self._pushed_log_at < fleet.log_seconds or not self._budget.has_room(
+            live
+        ):
             return
         yield 0.0
         changes: dict[str, Change] = {self._paths.log: self.log.content()}
@@ -171,14 +171,7 @@ class WorkerLane:
     def _settle(self, version: Version) -> None:
         self._version, self._unsettled = version, None
         self._pushed_log_at = self._clock()
-        self._published_at.append(self._pushed_log_at)
-
-    def _has_share(self, live: int) -> bool:
-        """Whether one more commit keeps within this worker's part of the fleet's hourly ones."""
-        per_hour, now = self._run.config.fleet.commits_per_hour, self._clock()
-        while self._published_at and self._published_at[0] < now - HOUR:
-            self._published_at.popleft()
-        return per_hour == 0 or len(self._published_at) + 1 <= per_hour / (live + 1)
+        self._budget.spend()
 
     def _registration_json(self) -> bytes:
         return dump_json(records.to_json(self.registration))

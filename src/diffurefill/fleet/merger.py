@@ -21,6 +21,7 @@ from pathlib import Path
 
 from diffurefill.fleet import protocol, records
 from diffurefill.fleet.averager import Averager, Guard
+from diffurefill.fleet.budget import MERGER_PARTS, CommitBudget
 from diffurefill.fleet.collect import Arrived, Collector
 from diffurefill.fleet.follow import Followers, keep
 from diffurefill.fleet.merging import Attempt, Base, Merging
@@ -64,6 +65,7 @@ class Merger:
         self._collector: Collector
         self._merging = Merging(run.config.fleet, averager, guard, run.cache, self.merger_id)
         self._published_at = clock()
+        self._budget = CommitBudget(run.config.fleet.commits_per_hour, MERGER_PARTS, clock)
         self._merge_seconds = 0.0
         self._held: frozenset[Identity] = frozenset()
         """What the guard refused to publish as a whole; tried again when it changes."""
@@ -144,6 +146,7 @@ class Merger:
     def _hold(self, version: Version, state: State) -> None:
         self._now = Snapshot(version, state)
         self._published_at = self._clock()
+        self._budget.spend()
 
     def _fenced(self) -> Fenced:
         return Fenced(
@@ -189,9 +192,13 @@ class Merger:
                 yield from self._publish(protocol.with_rejected(self._now.state, rejected), {})
             if self._collector.is_complete(recovering=recovering) and self._is_news():
                 return
-            if self._clock() - self._published_at >= fleet.lease_seconds / BEATS_PER_LEASE:
-                live = self._collector.live()
+            live = self._collector.live()
+            if self._beat_is_due() and self._budget.has_room(len(live)):
                 yield from self._publish(protocol.beaten(self._now.state, live), {})
+
+    def _beat_is_due(self) -> bool:
+        lease = self._run.config.fleet.lease_seconds
+        return self._clock() - self._published_at >= lease / BEATS_PER_LEASE
 
     def _is_news(self) -> bool:
         return _identities(self._collector) != self._held

@@ -1,0 +1,45 @@
+"""A process's part of the fleet's hourly commits."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diffurefill.fleet.budget import HOUR, MERGER_PARTS, CommitBudget
+
+
+@given(
+    st.integers(1, 200),
+    st.integers(1, 8),
+    st.lists(st.tuples(st.floats(0.0, 600.0), st.booleans()), max_size=80),
+)
+def test_signs_of_life_never_fill_a_part(
+    per_hour: int, num_workers: int, events: list[tuple[float, bool]]
+) -> None:
+    """Whatever was published before, the commit of a log or beat is not the one too many."""
+    now, times = 0.0, list[float]()
+    budget = CommitBudget(per_hour, 1, lambda: now)
+    for wait, is_needed in events:
+        now += wait
+        if is_needed or budget.has_room(num_workers):
+            budget.spend()
+            times.append(now)
+            in_hour = sum(now - HOUR <= at for at in times)
+            assert is_needed or in_hour <= per_hour / (num_workers + MERGER_PARTS)
+
+
+def test_a_part_is_used_and_comes_back_after_an_hour() -> None:
+    now = 0.0
+    budget = CommitBudget(12, MERGER_PARTS, lambda: now)
+    num_spent = 0
+    while budget.has_room(4):
+        budget.spend()
+        num_spent += 1
+    assert num_spent == 3  # four fifths of 12 * 2 / 6
+    now = HOUR + 1.0
+    assert budget.has_room(4)
+
+
+def test_without_a_limit_there_is_always_room() -> None:
+    budget = CommitBudget(0, 1, lambda: 0.0)
+    for _ in range(1000):
+        budget.spend()
+    assert budget.has_room(4)
