@@ -20,7 +20,7 @@ from diffurefill.config import FleetConfig, RunConfig
 from diffurefill.fleet import records
 from diffurefill.fleet.merger import Merger
 from diffurefill.fleet.records import State
-from diffurefill.fleet.run import Run, read_state
+from diffurefill.fleet.run import Run
 from diffurefill.fleet.simulate import sized
 from diffurefill.fleet.simulate.chaos import memory_folder
 from diffurefill.fleet.simulate.hub import SimHub
@@ -80,8 +80,9 @@ class Setting:
     poll_seconds: float = 10.0
     grace_seconds: float = 150.0
     min_fresh: int = 2
-    hours: float = 24.0
-    """Virtual hours that are counted, after a first one that is not."""
+    hours: float = 4.0
+    """Virtual hours that are counted, after the first `warm_hours`."""
+    warm_hours: float = 0.75
     seed: int = 0
 
     @property
@@ -151,7 +152,6 @@ class Fleet:
 
     setting: Setting
     folder: Path
-    warm_seconds: float = HOUR
     lives: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
@@ -164,6 +164,7 @@ class Fleet:
             data=replace(self.config.data, num_slots=max(64, self.setting.workers)),
             train=replace(self.config.train, log_every_steps=self.setting.local_steps),
         )
+        self.warm_seconds = self.setting.warm_hours * HOUR
         self.traffic = Traffic(since=self.warm_seconds)
         self.timeline = Timeline(self.hub, self.warm_seconds)
         self.global_bytes = 4.0 * self.setting.params
@@ -174,30 +175,24 @@ class Fleet:
         self._launch_merger()
         for number in range(self.setting.workers):
             self._launch_worker(number)
-        self.kernel.run(self.warm_seconds)
-        before = self._state()
         end = self.warm_seconds + self.setting.hours * HOUR
         self.kernel.run(end)
         if self.kernel.bugs:
             raise RuntimeError(self.kernel.bugs[0])
-        return self._figures(before, self._state(), end)
+        return self._figures(end)
 
-    def _state(self) -> State:
-        head = self.hub.head()
-        assert head is not None
-        return read_state(self.hub, head)
-
-    def _figures(self, before: State, after: State, end: float) -> Figures:
+    def _figures(self, end: float) -> Figures:
+        """Rates of rounds and tokens count whole rounds, so that no window cuts one."""
         hours, timeline, traffic = self.setting.hours, self.timeline, self.traffic
-        tokens = after.tokens - before.tokens
+        rounds, tokens = timeline.rates()
         alive = timeline.alive_seconds(end)
         commits = [t for t in timeline.commits if t >= self.warm_seconds]
         return Figures(
-            rounds_per_hour=(after.gen - before.gen) / hours,
+            rounds_per_hour=rounds * HOUR,
             waiting_share=1.0 - timeline.train_seconds(end) / alive,
-            lost_share=max(0.0, 1.0 - tokens / timeline.trained_tokens),
-            tokens_per_day=24.0 * tokens / hours,
-            tokens_per_second=tokens / alive,
+            lost_share=max(0.0, 1.0 - tokens * hours * HOUR / timeline.trained_tokens),
+            tokens_per_day=24.0 * HOUR * tokens,
+            tokens_per_second=tokens * hours * HOUR / alive,
             workers_alive=alive / (hours * HOUR),
             up_bytes_per_hour=traffic.up_bytes / hours,
             down_bytes_per_hour=traffic.down_bytes / hours,

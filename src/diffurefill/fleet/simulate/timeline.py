@@ -53,8 +53,9 @@ class Timeline:
         self._pushed: dict[tuple[str, int], float] = {}
         """(incarnation, seq) -> when"""
         self._gen = 0
-        self._rounds: list[tuple[float, dict[str, float]]] = []
-        """Of each generation: when it was published, and its contributions' writers and times."""
+        self._rounds: list[tuple[float, dict[str, float], int]] = []
+        """Of each generation: when it was published, when each writer's contribution to it was
+        pushed, and the run's tokens by then."""
         self._writer: dict[tuple[str, int], str] = {}
         hub.on_publish.append(self._published)
 
@@ -85,12 +86,20 @@ class Timeline:
                 self._gen = state["gen"]
                 keys = [(c["incarnation"], c["seq"]) for c in state["accepted"]]
                 pushed = {self._writer[key]: self._pushed[key] for key in keys}
-                self._rounds.append((now, pushed))
+                self._rounds.append((now, pushed, state["tokens"]))
 
     def _json(self, version: Version, path: str) -> dict:
         return json.loads(self.hub.blobs[version.files[path].sha256])
 
     # --- counting --------------------------------------------------------------------------------
+
+    def rates(self) -> tuple[float, float]:
+        """(generations, accepted tokens) per second, from the first to the last counted one."""
+        counted = [(at, tokens) for at, _, tokens in self._rounds if at >= self.since]
+        if len(counted) < 2:
+            return 0.0, 0.0
+        seconds = counted[-1][0] - counted[0][0]
+        return (len(counted) - 1) / seconds, (counted[-1][1] - counted[0][1]) / seconds
 
     def alive_seconds(self, end: float) -> float:
         """From each launch's first step to its death, within the counted time."""
@@ -111,7 +120,7 @@ class Timeline:
     def phases(self) -> Phases:
         """Means over contributions to generations published in the counted time."""
         sums, count = [0.0] * 5, 0
-        for published, pushed in self._rounds:
+        for published, pushed, _ in self._rounds:
             if published < self.since or not pushed:
                 continue
             last = max(pushed.values())

@@ -1,0 +1,169 @@
+"""The page that `diffurefill simulate` prints: one table of fleets, and the conditions under it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from diffurefill.fleet.simulate.capacity import MB, Figures, Setting, simulate
+from diffurefill.fleet.simulate.sized import BYTES_PER_PARAMETER
+
+COMMITS_PER_HOUR = 128
+"""What a model repository took when this was written; seen in an error message, not documented."""
+API_CALLS, RESOLVER_CALLS = 1000, 5000
+"""A free account's quota in five minutes, shared by all processes with its token."""
+
+SIZES = (1, 4, 16, 64)
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Row:
+    """One simulated fleet."""
+
+    section: str
+    label: str
+    setting: Setting
+    figures: Figures
+
+    def json(self) -> dict[str, Any]:
+        figures = {**asdict(self.figures), "round_minutes": self.figures.round_minutes}
+        names = {"section": self.section, "label": self.label}
+        return {**names, "setting": asdict(self.setting), "figures": figures}
+
+
+def path(setting: Setting) -> list[tuple[str, Setting]]:
+    """From the report's fleet to the least waiting with the same average, a change at a time."""
+    ours = replace(setting, codec="fp32-delta", downlink="full", merger="ours")
+    int8 = replace(ours, codec="int8-delta")
+    both = replace(int8, downlink="update")
+    return [
+        ("the report's way (a model of it)", replace(ours, merger="report")),
+        ("+ our merger: fetches at once, EMA later", ours),
+        ("+ contributions in int8", int8),
+        ("+ new globals as int8 updates", both),
+        ("+ polls every 5 s while waiting", replace(both, poll_seconds=5.0)),
+    ]
+
+
+def fleets(setting: Setting) -> list[tuple[str, str, Setting]]:
+    """(section, label, setting) of every fleet on the page."""
+    best = path(setting)[-1][1]
+    mine = [("this fleet", f"{setting.codec}, downlink {setting.downlink}", setting)]
+    steps = [("from the report's waiting to the least", *step) for step in path(setting)]
+    codecs = [
+        ("codecs of contributions", codec, replace(setting, codec=codec))
+        for codec in BYTES_PER_PARAMETER
+    ]
+    sizes = [
+        (f"sizes, with int8 both ways and polls every {best.poll_seconds:.0f} s",
+         f"{n} worker{'s' if n > 1 else ''}", replace(best, workers=n))
+        for n in SIZES
+    ]  # fmt: skip
+    return [*mine, *steps, *codecs, *sizes]
+
+
+def hours_for(workers: int) -> float:
+    """Counted hours that make a stable figure in a few seconds of real time."""
+    return min(6.0, max(1.0, 24.0 / workers))
+
+
+def run(
+    setting: Setting, hours: float | None, progress: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Simulate every fleet on the page, each once."""
+    known: dict[Setting, Figures] = {}
+    rows = []
+    for section, label, wanted in fleets(setting):
+        one = replace(wanted, hours=hours or hours_for(wanted.workers))
+        if one not in known:
+            progress(f"simulating {label} ({section})")
+            known[one] = simulate(one)
+        rows.append(Row(section, label, one, known[one]))
+    return rows
+
+
+# --- text ----------------------------------------------------------------------------------------
+
+HEADER = (
+    f"{'':<42}{'rounds':>7}{'wait-':>7}{'':>6}{'tokens':>8}{'GB per hour':>14}{'com-':>7}"
+    f"{'calls':>12}",
+    f"{'':<42}{'/hour':>7}{'ing':>7}{'lost':>6}{'/day':>8}{'up':>7}{'down':>7}{'mits/h':>7}"
+    f"{'api/res':>12}",
+)
+
+
+def page(setting: Setting, rows: list[Row]) -> list[str]:
+    """The lines to print."""
+    lines, section = list(HEADER), ""
+    for row in rows:
+        if row.section != section:
+            section = row.section
+            lines.append(section)
+        lines.append(_line(row))
+    return [*lines, "", *_where_time_goes(rows[0].figures), "", *_conditions(setting, rows)]
+
+
+def _line(row: Row) -> str:
+    f = row.figures
+    commits = _marked(f.most_commits_per_hour, COMMITS_PER_HOUR, f"{f.commits_per_hour:.0f}")
+    api = _marked(f.most_api_calls, API_CALLS, str(f.most_api_calls))
+    resolver = _marked(f.most_resolver_calls, RESOLVER_CALLS, str(f.most_resolver_calls))
+    return (
+        f"  {row.label:<40}{f.rounds_per_hour:>7.2f}{f.waiting_share:>7.1%}{f.lost_share:>6.1%}"
+        f"{f.tokens_per_day / 1e9:>7.2f}B{f.up_bytes_per_hour / GB:>7.0f}"
+        f"{f.down_bytes_per_hour / GB:>7.0f}{commits:>7}{f'{api}/{resolver}':>12}"
+    )
+
+
+def _marked(most: int, quota: int, text: str) -> str:
+    return f"{text}!" if most > quota else text
+
+
+def _where_time_goes(f: Figures) -> list[str]:
+    p = f.phases
+    return [
+        f"A round of this fleet takes {f.round_minutes:.1f} minutes. In one, a worker trains for "
+        f"{p.train:.0f} s,",
+        f"pushes for {p.push:.0f}, waits for other workers {p.others:.0f} and for the merger "
+        f"{p.merger:.0f}, adopts for {p.adopt:.0f}; it makes",
+        f"{f.tokens_per_second / 1e3:.1f}k tokens/s, waiting included. Workers alive in the mean: "
+        f"{f.workers_alive:.1f}.",
+    ]
+
+
+def _conditions(setting: Setting, rows: list[Row]) -> list[str]:
+    s, hours = setting, sorted({row.setting.hours for row in rows})
+    life = "no worker dies"
+    if s.lifetime_seconds < float("inf"):
+        life = (
+            f"a worker lives {_hours(s.lifetime_seconds)} (mean; exponential) and is back after "
+            f"{s.relaunch_seconds / 60:.0f} min"
+        )
+    up, down = s.upload_bytes_per_second / MB, s.download_bytes_per_second / MB
+    one_way = f"{up:g} MB/s" if up == down else f"{up:g} MB/s up and {down:g} down"
+    return [
+        "Conditions. The product's own worker and merger in virtual time, no failing hub, seed "
+        f"{s.seed};",
+        f"{'-'.join(f'{h:g}' for h in (hours[0], hours[-1]))} hours counted after a warm-up. "
+        f"{s.workers} workers unless a row says otherwise; {life}.",
+        f"{s.params:.3g} parameters, {s.local_steps} steps of {s.tokens_per_step:,} tokens at "
+        f"{s.tokens_per_second / 1e3:.1f}k tokens/s while training.",
+        f"A worker has {one_way}, the merger {s.merger_bytes_per_second / MB:g} MB/s each way; a "
+        f"call takes {s.latency_seconds:g} s.",
+        "waiting: of the workers' time from their first step on, all that is not training. lost: "
+        "trained,",
+        "never merged. calls: most in 5 minutes, on one token; commits counted, not refused. ! = "
+        "over a quota:",
+        f"{COMMITS_PER_HOUR} commits in any hour (seen, not documented), {API_CALLS:,} API and "
+        f"{RESOLVER_CALLS:,} resolver calls.",
+        "The report gives 9.5 min and 26%, no bandwidth: the merger's 1,000 MB/s is fitted to them; "
+        "4 GB/s",
+        "for passes over local files is measured (results/merge.json). Int4's noise is not seen "
+        "here.",
+    ]
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:.2g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min"
