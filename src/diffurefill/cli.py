@@ -171,7 +171,7 @@ class Audit:
     def run(self) -> int:
         import tempfile
 
-        from diffurefill.fleet.audit import INVARIANTS, audit_run
+        from diffurefill.fleet.audit import audit_run
         from diffurefill.fleet.run import config_at
         from diffurefill.fleet.start import averager_of
         from diffurefill.store.base import open_store
@@ -179,12 +179,8 @@ class Audit:
         store = open_store(self.store)
         with tempfile.TemporaryDirectory() as work:
             audit = audit_run(store, averager_of(config_at(store).fleet), Path(work), progress)
-        for name, promise in INVARIANTS.items():
-            bad = sum(v.startswith(f"{name} ") for v in audit.violations)
-            mark = f"VIOLATED {bad} times" if bad else "ok"
-            say(f"{name:>5}  {mark:<18} {audit.checks[name]:>5} checks  {promise}")
-        for violation in audit.violations:
-            say(violation)
+        for line in (*audit.lines(), *audit.violations):
+            say(line)
         say(
             f"audit: {audit.generations} generations, {audit.versions} versions, "
             f"{sum(audit.checks.values())} checks, {len(audit.violations)} violations"

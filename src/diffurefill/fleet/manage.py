@@ -27,7 +27,7 @@ from diffurefill.fleet.rollback import (
     rolling_back,
 )
 from diffurefill.fleet.run import read_state
-from diffurefill.store.base import MAIN, Conflict, Store, Version, open_store
+from diffurefill.store.base import MAIN, Conflict, Store, Version, compact_surely, open_store
 
 
 def rollback(uri: str, to: int | None = None, report: Report = print) -> State:
@@ -68,7 +68,7 @@ def compacting(store: Store, report: Report) -> Waiting[State]:
         state = protocol.compacted(state)
         version = yield from publish_state(store, io, version, state, {})
         kept = version
-        version = yield from io(lambda: store.compact(MAIN, kept))
+        version = yield from io(lambda: compact_surely(store, MAIN, kept))
         state = protocol.released(state)
         yield from publish_state(store, io, version, state, {})
     except Conflict:

@@ -304,12 +304,10 @@ def compact_surely(store: Store, lane: str, expect: Version) -> Version:
         return head
 
 
-SCHEMES = """  ./run                          a folder
-  hf://user/repo                 a model repository on the hub
-  hf://buckets/user/name/run     a hub bucket, through its S3 gateway
-  s3://bucket/run                S3 and what speaks it (AWS_ENDPOINT_URL)
-  gs://bucket/run                Google Cloud Storage
-  az://account/container/run     Azure Blob Storage"""
+ADDRESSES = (
+    "a folder such as ./run, hf://user/repo, hf://buckets/user/name/run, s3://bucket/run, "
+    "gs://bucket/run or az://account/container/run"
+)
 
 
 def open_store(uri: str, *, create: bool = False) -> Store:
@@ -327,4 +325,4 @@ def open_store(uri: str, *, create: bool = False) -> Store:
         from diffurefill.store.objects import open_objects
 
         return open_objects(uri, create=create)
-    raise UserError(f"no store speaks {scheme}://; give one of\n{SCHEMES}")
+    raise UserError(f"no store speaks {scheme}://; give {ADDRESSES}")
