@@ -19,7 +19,8 @@ from diffurefill.fleet.simulate.scenario import FLEET, World
 from tests.fleet.simulate.sound import expect_sound
 
 GENERATIONS = 3
-SUCCESSOR_SECONDS = 20.0
+SUCCESSOR_SECONDS = 1.0
+"""Sooner than a merger looks again: what the dead one pushed is found under its successor."""
 PROGRESS_SECONDS = 900.0
 SHARES = 3
 RICH = replace(
@@ -101,6 +102,8 @@ def survives(plan: Doom, folder: Path, *, rich: bool) -> None:
     assert world.reaches(target, PROGRESS_SECONDS)
     assert world.kernel.run(world.kernel.now + PROGRESS_SECONDS, world.agrees)
     expect_sound(world, folder / "audit")
+    refused = set(world.ledger.rejected.values())
+    assert refused <= {"stale_base"}, "what a dead worker had pushed counts"
 
 
 @pytest.mark.parametrize("rich", [False, True], ids=["plain", "rich"])
