@@ -75,8 +75,10 @@ class Chaos:
             keep_trace=keep_trace,
         )
         self.kernel = self.world.kernel
+        if "stale" in profile.kinds:
+            self.world.hub.lag_seconds = self.plan.seconds("lag")
         self.peace = False
-        self.marked: dict[str, str] = {}
+        self.marked: dict[str, list[str]] = {}
         """What a process suffers from, or makes others suffer, by its name."""
         forget = self.kernel.on_end
         self.kernel.on_end = lambda p: (forget(p), self._ended(p))[0]
@@ -143,7 +145,7 @@ class Chaos:
     def _mark(self, process: Process, kind: str) -> None:
         """Count `kind`, and later how this process ends."""
         self.plan.injected[kind] += 1
-        self.marked[process.name] = kind
+        self.marked.setdefault(process.name, []).append(kind)
 
     def _sometime(self, action) -> None:
         self.kernel.at(self.kernel.chance.uniform(0.0, self.profile.seconds), action)
@@ -155,8 +157,8 @@ class Chaos:
         """A person, or a notebook's owner, starts it again after a while."""
         self.plan.ended(process)
         kind, how = process.name.partition("#")[0], (process.ending or "").partition(":")[0]
-        if process.name in self.marked:
-            self.plan.outcomes[self.marked[process.name], f"ended: {how}"] += 1
+        for mark in self.marked.get(process.name, ()):
+            self.plan.outcomes[mark, f"ended: {how}"] += 1
         if how == "Corrupt":
             clear = "rollback" in (process.ending or "")
             self.world.ledger.check("damage", clear, f"{process.name} does not say what to do")
@@ -253,9 +255,9 @@ class Chaos:
             what = f"rejected: {ledger.rejected[key]}" if key in ledger.rejected else "not pushed"
             tell[f"lie: {kind}", "inherited and merged" if key in ledger.accepted else what] += 1
         vicious = {
-            int(name[1:].partition("#")[0]): kind
-            for name, kind in self.marked.items()
-            if kind.startswith("vice")
+            int(name[1:].partition("#")[0]): marks[0]
+            for name, marks in self.marked.items()
+            if marks[0].startswith("vice")
         }
         for key, reason in ledger.rejected.items():
             if reason == "corrupt":
@@ -263,8 +265,8 @@ class Chaos:
             if key[0] in vicious:
                 tell[vicious[key[0]], f"rejected: {reason}"] += 1
         for process in self.kernel.processes:
-            if process.alive and process.name in self.marked:
-                tell[self.marked[process.name], "goes on"] += 1
+            for mark in self.marked.get(process.name, ()) if process.alive else ():
+                tell[mark, "goes on"] += 1
 
     # --- peace -----------------------------------------------------------------------------------
 

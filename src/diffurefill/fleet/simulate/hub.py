@@ -53,6 +53,8 @@ class SimHub:
         """Digests of the blobs that each process downloaded."""
         self.seen_by: dict[str, dict[str, tuple[str, float]]] = {}
         """By process and lane: the head it was last told, and since when."""
+        self.lag_seconds = 0.0
+        """Versions younger than this may be missing from an answer."""
         self.commit_times: deque[float] = deque()
         self.num_refused = 0
         self.on_publish: list[Landed] = []

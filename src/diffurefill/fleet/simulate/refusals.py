@@ -32,17 +32,19 @@ def parsed(content: bytes) -> Json | None:
 
 
 def undecided(ledger: Ledger, state: Json) -> set[Identity]:
-    """Sound contributions to the current global that lie on the lanes."""
-    found = set[Identity]()
-    for lane in ledger.hub.lanes():
-        worker, head = worker_of(lane), ledger.hub.head(lane)
+    """Sound contributions to the current global that lie on the lanes for all to see."""
+    found, hub = set[Identity](), ledger.hub
+    for lane in hub.lanes():
+        worker, head = worker_of(lane), hub.head(lane)
         path = worker_paths(worker).manifest if worker is not None else ""
         if head is None or path not in head.files:
+            continue
+        if hub.clock() - hub.published_at[lane, head.id] < hub.lag_seconds:
             continue
         c = parsed(ledger.blob(head.files[path].sha256))
         if c is None or not base_is_known(c, state, 0):
             continue
-        sound = c["payload"]["sha256"] not in ledger.hub.damaged
+        sound = c["payload"]["sha256"] not in hub.damaged
         if sound and identity(c) not in {*ledger.accepted, *ledger.rejected}:
             found.add(identity(c))
     return found
