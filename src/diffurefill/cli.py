@@ -27,7 +27,7 @@ from diffurefill.config import (
     preset_names,
     with_sources,
 )
-from diffurefill.store.base import Denied, StoreError
+from diffurefill.store.base import Denied, StoreError, open_store
 
 Weights = Literal["ema", "global"]
 
@@ -92,6 +92,7 @@ class Worker:
     """Limit on CPU threads; one each for two workers on two cores."""
 
     def run(self) -> int:
+        require_access(self.store)
         from diffurefill.fleet.start import start_worker
 
         start_worker(self.store, self.worker, self.rounds, self.minutes, self.threads, say)
@@ -111,6 +112,7 @@ class Merger:
     """Limit on CPU threads."""
 
     def run(self) -> int:
+        require_access(self.store)
         from diffurefill.fleet.start import start_merger
 
         start_merger(self.store, self.generations, self.threads, self.guard, say)
@@ -127,7 +129,6 @@ class Status:
         from rich.console import Console
 
         from diffurefill.fleet.status import status_tables
-        from diffurefill.store.base import open_store
 
         for table in status_tables(open_store(self.store)):
             Console().print(table)
@@ -174,7 +175,6 @@ class Audit:
         from diffurefill.fleet.audit import audit_run
         from diffurefill.fleet.run import config_at
         from diffurefill.fleet.start import averager_of
-        from diffurefill.store.base import open_store
 
         store = open_store(self.store)
         with tempfile.TemporaryDirectory() as work:
@@ -294,8 +294,6 @@ class Doctor:
         for name, value in doctor().items():
             say(f"{name:<12} {value}")
         if self.store is not None:
-            from diffurefill.store.base import open_store
-
             open_store(self.store).selftest()
             say(f"{'store':<12} {self.store}: conditional writes are honoured")
         return 0
@@ -316,6 +314,11 @@ COMMANDS: dict[str, type[Any]] = {
     "probe": Probe,
     "doctor": Doctor,
 }
+
+
+def require_access(uri: str) -> None:
+    """Denied now, before torch is loaded, where this process could not write to the run."""
+    open_store(uri).check_access()
 
 
 def resolved(settings: RunConfig, data: Sequence[str]) -> RunConfig:

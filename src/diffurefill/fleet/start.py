@@ -46,7 +46,6 @@ def start_worker(
     ends_at = time.monotonic() + seconds
     with _cache() as cache:
         run = open_run(uri, Path(cache))
-        run.store.check_access()
         now = run.snapshot()
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
         corpus = open_corpus(config.data.sources, config.data.text_column)
@@ -81,7 +80,6 @@ def start_merger(
     set_threads(threads)
     with _cache() as cache:
         run = open_run(uri, Path(cache))
-        run.store.check_access()
         guard = _guard(run) if guarded and run.config.fleet.guard_rows else None
         averager = averager_of(run.config.fleet)
         merger = Merger(run, averager, guard, report=report, on_event=on_event)
