@@ -8,6 +8,7 @@ Source: fleet.md 2.1 (the report's round budget), 2.2 (bytes).
 
 from __future__ import annotations
 
+import functools
 import math
 import tempfile
 from collections import Counter
@@ -137,7 +138,7 @@ class Figures:
 
     @property
     def round_minutes(self) -> float:
-        return 60.0 / self.rounds_per_hour if self.rounds_per_hour else math.inf
+        return 60.0 / self.rounds_per_hour
 
 
 def simulate(setting: Setting) -> Figures:
@@ -179,21 +180,22 @@ class Fleet:
         self.kernel.run(end)
         if self.kernel.bugs:
             raise RuntimeError(self.kernel.bugs[0])
-        return self._figures(end)
+        return self._figures()
 
-    def _figures(self, end: float) -> Figures:
-        """Rates of rounds and tokens count whole rounds, so that no window cuts one."""
+    def _figures(self) -> Figures:
+        """Rates count whole rounds, so that the window cuts none; traffic and commits count all."""
         hours, timeline, traffic = self.setting.hours, self.timeline, self.traffic
-        rounds, tokens = timeline.rates()
-        alive = timeline.alive_seconds(end)
+        since, until, rounds, tokens = timeline.whole_rounds()
+        alive = timeline.alive_seconds(since, until)
+        train_seconds, trained_tokens = timeline.trained(since, until)
         commits = [t for t in timeline.commits if t >= self.warm_seconds]
         return Figures(
-            rounds_per_hour=rounds * HOUR,
-            waiting_share=1.0 - timeline.train_seconds(end) / alive,
-            lost_share=max(0.0, 1.0 - tokens * hours * HOUR / timeline.trained_tokens),
-            tokens_per_day=24.0 * HOUR * tokens,
-            tokens_per_second=tokens * hours * HOUR / alive,
-            workers_alive=alive / (hours * HOUR),
+            rounds_per_hour=rounds * HOUR / (until - since),
+            waiting_share=1.0 - train_seconds / alive,
+            lost_share=max(0.0, 1.0 - tokens / trained_tokens),
+            tokens_per_day=24.0 * HOUR * tokens / (until - since),
+            tokens_per_second=tokens / alive,
+            workers_alive=alive / (until - since),
             up_bytes_per_hour=traffic.up_bytes / hours,
             down_bytes_per_hour=traffic.down_bytes / hours,
             commits_per_hour=len(commits) / hours,
@@ -275,7 +277,7 @@ class Fleet:
                 setting.tokens_per_step,
                 costs,
                 process,
-                on_step=lambda *step: self.timeline.stepped(name, *step),
+                on_step=functools.partial(self.timeline.stepped, name),
             )
             worker = Worker(
                 self._open(process, costs, MeteredStore),

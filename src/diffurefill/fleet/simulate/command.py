@@ -115,9 +115,7 @@ class Simulate:
             tokens_per_second=self.tokens_per_second,
             upload_bytes_per_second=rate,
             download_bytes_per_second=rate,
-            merger_bytes_per_second=_option(
-                bandwidth, "--merger-bandwidth", self.merger_bandwidth
-            ),
+            merger_bytes_per_second=_option(bandwidth, "--merger-bandwidth", self.merger_bandwidth),
             latency_seconds=_option(duration, "--latency", self.latency),
             lifetime_seconds=_option(duration, "--lifetime", self.lifetime),
             relaunch_seconds=_option(duration, "--relaunch", self.relaunch),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
-from diffurefill.fleet.simulate.capacity import MB, Figures, Setting, simulate
-from diffurefill.fleet.simulate.sized import BYTES_PER_PARAMETER
+from diffurefill.fleet.simulate.capacity import MB, Codec, Figures, Setting, simulate
 
 COMMITS_PER_HOUR = 128
 """What a model repository took when this was written; seen in an error message, not documented."""
@@ -16,6 +17,7 @@ API_CALLS, RESOLVER_CALLS = 1000, 5000
 
 SIZES = (1, 4, 16, 64)
 GB = 1e9
+WIDTH = 100
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,11 @@ class Row:
 
     def json(self) -> dict[str, Any]:
         figures = {**asdict(self.figures), "round_minutes": self.figures.round_minutes}
+        setting = asdict(self.setting)
+        if math.isinf(self.setting.lifetime_seconds):  # JSON has no infinity
+            setting["lifetime_seconds"] = None
         names = {"section": self.section, "label": self.label}
-        return {**names, "setting": asdict(self.setting), "figures": figures}
+        return {**names, "setting": setting, "figures": figures}
 
 
 def path(setting: Setting) -> list[tuple[str, Setting]]:
@@ -40,7 +45,7 @@ def path(setting: Setting) -> list[tuple[str, Setting]]:
     both = replace(int8, downlink="update")
     return [
         ("the report's way (a model of it)", replace(ours, merger="report")),
-        ("+ our merger: fetches at once, EMA later", ours),
+        ("+ our merger: fetches early, EMA later", ours),
         ("+ contributions in int8", int8),
         ("+ new globals as int8 updates", both),
         ("+ polls every 5 s while waiting", replace(both, poll_seconds=5.0)),
@@ -54,7 +59,7 @@ def fleets(setting: Setting) -> list[tuple[str, str, Setting]]:
     steps = [("from the report's waiting to the least", *step) for step in path(setting)]
     codecs = [
         ("codecs of contributions", codec, replace(setting, codec=codec))
-        for codec in BYTES_PER_PARAMETER
+        for codec in get_args(Codec)
     ]
     sizes = [
         (f"sizes, with int8 both ways and polls every {best.poll_seconds:.0f} s",
@@ -87,10 +92,10 @@ def run(
 # --- text ----------------------------------------------------------------------------------------
 
 HEADER = (
-    f"{'':<42}{'rounds':>7}{'wait-':>7}{'':>6}{'tokens':>8}{'GB per hour':>14}{'com-':>7}"
-    f"{'calls':>12}",
-    f"{'':<42}{'/hour':>7}{'ing':>7}{'lost':>6}{'/day':>8}{'up':>7}{'down':>7}{'mits/h':>7}"
-    f"{'api/res':>12}",
+    f"{'':<40}{'rounds':>7}{'wait-':>7}{'':>6}{'tokens':>8}{'GB per hour':>14}{'com-':>7}"
+    f"{'calls':>11}",
+    f"{'':<40}{'/hour':>7}{'ing':>7}{'lost':>6}{'/day':>8}{'up':>7}{'down':>7}{'mits/h':>7}"
+    f"{'api/res':>11}",
 )
 
 
@@ -111,9 +116,9 @@ def _line(row: Row) -> str:
     api = _marked(f.most_api_calls, API_CALLS, str(f.most_api_calls))
     resolver = _marked(f.most_resolver_calls, RESOLVER_CALLS, str(f.most_resolver_calls))
     return (
-        f"  {row.label:<40}{f.rounds_per_hour:>7.2f}{f.waiting_share:>7.1%}{f.lost_share:>6.1%}"
+        f"  {row.label:<38}{f.rounds_per_hour:>7.2f}{f.waiting_share:>7.1%}{f.lost_share:>6.1%}"
         f"{f.tokens_per_day / 1e9:>7.2f}B{f.up_bytes_per_hour / GB:>7.0f}"
-        f"{f.down_bytes_per_hour / GB:>7.0f}{commits:>7}{f'{api}/{resolver}':>12}"
+        f"{f.down_bytes_per_hour / GB:>7.0f}{commits:>7}{f'{api}/{resolver}':>11}"
     )
 
 
@@ -123,47 +128,44 @@ def _marked(most: int, quota: int, text: str) -> str:
 
 def _where_time_goes(f: Figures) -> list[str]:
     p = f.phases
-    return [
+    return _paragraph(
         f"A round of this fleet takes {f.round_minutes:.1f} minutes. In one, a worker trains for "
-        f"{p.train:.0f} s,",
-        f"pushes for {p.push:.0f}, waits for other workers {p.others:.0f} and for the merger "
-        f"{p.merger:.0f}, adopts for {p.adopt:.0f}; it makes",
+        f"{p.train:.0f} s, pushes for {p.push:.0f}, waits for other workers {p.others:.0f} and for "
+        f"the merger {p.merger:.0f}, adopts for {p.adopt:.0f}; it makes "
         f"{f.tokens_per_second / 1e3:.1f}k tokens/s, waiting included. Workers alive in the mean: "
-        f"{f.workers_alive:.1f}.",
-    ]
+        f"{f.workers_alive:.1f}."
+    )
 
 
 def _conditions(setting: Setting, rows: list[Row]) -> list[str]:
     s, hours = setting, sorted({row.setting.hours for row in rows})
+    span = f"{hours[0]:g}" if len(hours) == 1 else f"{hours[0]:g} to {hours[-1]:g}"
     life = "no worker dies"
-    if s.lifetime_seconds < float("inf"):
+    if s.lifetime_seconds < math.inf:
         life = (
-            f"a worker lives {_hours(s.lifetime_seconds)} (mean; exponential) and is back after "
-            f"{s.relaunch_seconds / 60:.0f} min"
+            f"a worker lives {_time(s.lifetime_seconds)} (mean, exponential) and starts again "
+            f"{_time(s.relaunch_seconds)} later"
         )
-    up, down = s.upload_bytes_per_second / MB, s.download_bytes_per_second / MB
-    one_way = f"{up:g} MB/s" if up == down else f"{up:g} MB/s up and {down:g} down"
-    return [
-        "Conditions. The product's own worker and merger in virtual time, no failing hub, seed "
-        f"{s.seed};",
-        f"{'-'.join(f'{h:g}' for h in (hours[0], hours[-1]))} hours counted after a warm-up. "
-        f"{s.workers} workers unless a row says otherwise; {life}.",
-        f"{s.params:.3g} parameters, {s.local_steps} steps of {s.tokens_per_step:,} tokens at "
-        f"{s.tokens_per_second / 1e3:.1f}k tokens/s while training.",
-        f"A worker has {one_way}, the merger {s.merger_bytes_per_second / MB:g} MB/s each way; a "
-        f"call takes {s.latency_seconds:g} s.",
-        "waiting: of the workers' time from their first step on, all that is not training. lost: "
-        "trained,",
-        "never merged. calls: most in 5 minutes, on one token; commits counted, not refused. ! = "
-        "over a quota:",
-        f"{COMMITS_PER_HOUR} commits in any hour (seen, not documented), {API_CALLS:,} API and "
-        f"{RESOLVER_CALLS:,} resolver calls.",
-        "The report gives 9.5 min and 26%, no bandwidth: the merger's 1,000 MB/s is fitted to them; "
-        "4 GB/s",
-        "for passes over local files is measured (results/merge.json). Int4's noise is not seen "
-        "here.",
-    ]
+    return _paragraph(
+        "Conditions: the product's own worker and merger in virtual time on a hub that never "
+        f"fails; seed {s.seed}; {span} hours counted; {s.workers} workers unless a row says "
+        f"otherwise; {life}. {s.params:.4g} parameters, {s.local_steps} steps of "
+        f"{s.tokens_per_step:,} tokens at {s.tokens_per_second / 1e3:.1f}k tokens/s while training."
+        f" A worker has {s.upload_bytes_per_second / MB:g} MB/s, the merger "
+        f"{s.merger_bytes_per_second / MB:g}, each way; a call takes {s.latency_seconds:g} s."
+    ) + _paragraph(
+        "waiting: all of the workers' time that is not training; lost: trained, never merged; "
+        "calls: most in 5 minutes, on one token. ! = over a quota, which is counted here and not "
+        f"enforced: {COMMITS_PER_HOUR} commits an hour (seen, not documented), {API_CALLS:,} API "
+        f"and {RESOLVER_CALLS:,} resolver calls. The report tells 9.5 min and 26% but no bandwidth:"
+        " 100 MB/s and, for its merger, 1000 MB/s are fitted to them. What int8 and int4 do to the "
+        "loss is not simulated."
+    )
 
 
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2g} h" if seconds >= 3600 else f"{seconds / 60:.3g} min"
+def _paragraph(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH)
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / 3600:.2g} h" if seconds >= 3600 else f"{seconds / 60:.2g} min"

@@ -11,6 +11,7 @@ import bisect
 import json
 from dataclasses import dataclass, field
 
+from diffurefill.config import UserError
 from diffurefill.fleet.records import STATE, worker_of, worker_paths
 from diffurefill.fleet.simulate.hub import SimHub
 from diffurefill.store.base import MAIN, Version
@@ -49,7 +50,6 @@ class Timeline:
         self.since, self.hub = since, hub
         self.lives: dict[str, Life] = {}
         self.commits: list[float] = []
-        self.trained_tokens = 0
         self._pushed: dict[tuple[str, int], float] = {}
         """(incarnation, seq) -> when"""
         self._gen = 0
@@ -63,8 +63,6 @@ class Timeline:
 
     def stepped(self, name: str, start: float, seconds: float, tokens: int) -> None:
         self.lives.setdefault(name, Life()).steps.append((start, seconds, tokens))
-        if start >= self.since:
-            self.trained_tokens += tokens
 
     def died(self, name: str, now: float) -> None:
         if name in self.lives:
@@ -93,29 +91,34 @@ class Timeline:
 
     # --- counting --------------------------------------------------------------------------------
 
-    def rates(self) -> tuple[float, float]:
-        """(generations, accepted tokens) per second, from the first to the last counted one."""
+    def whole_rounds(self) -> tuple[float, float, int, int]:
+        """From the first to the last counted generation: (since, until, generations, tokens)."""
         counted = [(at, tokens) for at, _, tokens in self._rounds if at >= self.since]
         if len(counted) < 2:
-            return 0.0, 0.0
-        seconds = counted[-1][0] - counted[0][0]
-        return (len(counted) - 1) / seconds, (counted[-1][1] - counted[0][1]) / seconds
+            raise UserError(
+                "a round of this fleet takes longer than the time simulated: give more --hours"
+            )
+        (since, before), (until, after) = counted[0], counted[-1]
+        return since, until, len(counted) - 1, after - before
 
-    def alive_seconds(self, end: float) -> float:
-        """From each launch's first step to its death, within the counted time."""
+    def alive_seconds(self, since: float, until: float) -> float:
+        """From each launch's first step to its death, between the two times."""
         total = 0.0
         for life in self.lives.values():
-            first = max(life.steps[0][0], self.since)
-            total += max(0.0, min(end, life.died or end) - first)
+            died = until if life.died is None else life.died
+            total += max(0.0, min(until, died) - max(life.steps[0][0], since))
         return total
 
-    def train_seconds(self, end: float) -> float:
-        total = 0.0
+    def trained(self, since: float, until: float) -> tuple[float, float]:
+        """(seconds, tokens) of all steps between the two times."""
+        total = tokens = 0.0
         for life in self.lives.values():
-            last = min(end, life.died or end)
-            for start, seconds, _ in life.steps:
-                total += max(0.0, min(start + seconds, last) - max(start, self.since))
-        return total
+            last = until if life.died is None else min(until, life.died)
+            for start, seconds, step_tokens in life.steps:
+                share = max(0.0, min(start + seconds, last) - max(start, since))
+                total += share
+                tokens += step_tokens * share / seconds
+        return total, tokens
 
     def phases(self) -> Phases:
         """Means over contributions to generations published in the counted time."""
@@ -141,7 +144,9 @@ class Timeline:
         """(seconds of the steps since the push before, end of the last one, start of the next)."""
         life = self.lives[name]
         index = bisect.bisect_left(life.steps, (at,))
-        first = bisect.bisect_left(life.steps, (life.pushed[bisect.bisect_left(life.pushed, at) - 1],))
+        first = bisect.bisect_left(
+            life.steps, (life.pushed[bisect.bisect_left(life.pushed, at) - 1],)
+        )
         if first == index or index == len(life.steps) or life.steps[index][0] < published:
             return None
         start, seconds, _ = life.steps[index - 1]
