@@ -34,6 +34,15 @@ def test_every_profile_injects_what_it_promises(name: str) -> None:
     assert promised <= set(injected)
 
 
+def test_every_optional_part_of_the_protocol_is_used_somewhere() -> None:
+    used = sum((run_seed(seed).exercised for seed in range(44)), Counter())
+    assert set(used) == {
+        "contributions merged", "of them late", "of them partial", "of them with kept drift",
+        "of them of a dead incarnation", "terms", "terms given up", "rollbacks", "squashes",
+        "snapshots", "downlink updates", "EMA folds", "SWA folds",
+    }  # fmt: skip
+
+
 REPLAY = """
 import json
 from diffurefill.fleet.simulate.chaos import run_seed

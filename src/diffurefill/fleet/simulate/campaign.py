@@ -33,6 +33,7 @@ def empty() -> Tally:
     return {
         "seeds": 0, "violations": 0, "violated": [], "digests": [], "generations": 0, "events": 0,
         "launches": 0, "profiles": {}, "injected": {}, "outcomes": {}, "endings": {},
+        "exercised": {},
     }  # fmt: skip
 
 
@@ -46,6 +47,7 @@ def _count(found: Tally, outcome: Outcome) -> None:
     _add(found["profiles"], {outcome.profile: 1})
     _add(found["injected"], outcome.injected)
     _add(found["endings"], outcome.endings)
+    _add(found["exercised"], outcome.exercised)
     for (kind, what), count in outcome.outcomes.items():
         _add(found["outcomes"].setdefault(kind, {}), {what: count})
 
@@ -63,7 +65,7 @@ def added(tallies: Iterable[Tally]) -> Tally:
             total[key] += one[key]
         total["violated"] = [*total["violated"], *one["violated"]][:MAX_SHOWN]
         total["digests"] += one["digests"]
-        for key in ("profiles", "injected", "endings"):
+        for key in ("profiles", "injected", "endings", "exercised"):
             _add(total[key], one[key])
         for kind, counts in one["outcomes"].items():
             _add(total["outcomes"].setdefault(kind, {}), counts)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from diffurefill.fleet.records import GLOBAL, STATE, lane_of
 from diffurefill.fleet.simulate.connection import flipped
+from diffurefill.fleet.simulate.exercised import exercised
 from diffurefill.fleet.simulate.faults import ChaosPlan
 from diffurefill.fleet.simulate.kernel import Process
 from diffurefill.fleet.simulate.profiles import MINUTE, PROFILES, Profile, variant
@@ -38,6 +39,7 @@ class Outcome:
     injected: Counter[str]
     outcomes: Counter[tuple[str, str]]
     endings: Counter[str]
+    exercised: Counter[str]
     generations: int
     events: int
     trace: list[str] = field(default_factory=list)
@@ -97,6 +99,7 @@ class Chaos:
             injected=self.plan.injected,
             outcomes=self.plan.outcomes,
             endings=Counter((p.ending or "alive").partition(":")[0] for p in self.kernel.processes),
+            exercised=exercised(world),
             generations=world.gen,
             events=self.kernel.events,
             trace=self.kernel.trace,
@@ -212,12 +215,15 @@ class Chaos:
         self.kernel.note("rot", kind)
         self._soon(functools.partial(self._look_after, path, kind))
 
-    def _look_after(self, path: str, kind: str) -> None:
+    def _look_after(self, path: str, kind: str, *, again: bool = False) -> None:
         head = self.world.hub.head(MAIN)
         if head is None or head.files[path].sha256 not in self.world.hub.damaged:
-            self.plan.outcomes[f"{kind} damaged at rest", "nobody needed it any more"] += 1
+            if not again:
+                self.plan.outcomes[f"{kind} damaged at rest", "nobody needed it any more"] += 1
             return
-        self._mark(self.world.launch_roll_back(by_default=True), f"person mends the {kind}")
+        if not self.world.living("person#"):
+            self._mark(self.world.launch_roll_back(by_default=True), f"person mends the {kind}")
+        self._soon(functools.partial(self._look_after, path, kind, again=True))
 
     def _lie(self, number: int, kind: str) -> None:
         self.plan.injected[f"lie: {kind}"] += 1

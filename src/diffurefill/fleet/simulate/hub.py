@@ -56,7 +56,7 @@ class SimHub:
         self.lag_seconds = 0.0
         """Versions younger than this may be missing from an answer."""
         self.commit_times: deque[float] = deque()
-        self.num_refused = 0
+        self.num_refused = self.num_squashed = 0
         self.on_publish: list[Landed] = []
         self.on_compact: list[Callable[[Version, Version], None]] = []
         """Told of the head before and after a lane's history was dropped."""
@@ -131,6 +131,7 @@ class SimHub:
         self.published_at[lane, squashed.id] = self.clock()
         self.dropped.setdefault(lane, []).extend(self.lanes_kept[lane])
         self.lanes_kept[lane] = [squashed]
+        self.num_squashed += 1
         named = {
             ref.sha256 for versions in self.lanes_kept.values() for v in versions[-1:]
             for ref in v.files.values()

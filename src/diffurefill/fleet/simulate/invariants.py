@@ -59,6 +59,10 @@ class Ledger:
     """Who claimed each epoch."""
     held: set[Identity] = field(default_factory=set)
     """Of them, those whose incarnation was the lane's, or was inherited by it."""
+    inherited: set[Identity] = field(default_factory=set)
+    """Of them, those that a later incarnation found on its lane."""
+    num_released: int = 0
+    """Terms given up."""
     lies: dict[Identity, str] = field(default_factory=dict)
     """Forged contributions (operators.py), by what is wrong with them."""
     writers: dict[str, str] = field(default_factory=dict)
@@ -108,6 +112,8 @@ class Ledger:
             self.pushed.setdefault(key, manifest)
             if key[1] in (registration["incarnation"], registration["inherited"]):
                 self.held.add(key)
+            if key[1] == registration["inherited"]:
+                self.inherited.add(key)
 
     def _compacted(self, before: Version, after: Version) -> None:
         self.check("I14", before.files == after.files, f"squash changed lane {before.lane}")
@@ -138,6 +144,7 @@ class Ledger:
         else:
             self._advanced(before, after, writer)
         self.first.setdefault(after["gen"], after)
+        self.num_released += bool(before["merger_id"]) and not after["merger_id"]
         self._check_global(version, after)
         refusals.check_rejections(self, before, after)
         self._check_live(before, after, writer)

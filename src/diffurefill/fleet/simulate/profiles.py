@@ -58,7 +58,7 @@ PROFILES = {
     for p in (
         Profile(name="network", kinds=NETWORK, delay=0.01),
         Profile(name="crashes", kinds=CRASHES, kill=0.002, num_losses=1, num_twins=1,
-                num_interrupts=1, sessions=0.3),
+                num_interrupts=1, sessions=0.5),
         Profile(name="twins", kinds={"late": 0.03, "stale": 0.05}, pause=0.004, num_twins=3,
                 num_interrupts=1),
         Profile(name="bytes", kinds=BYTES, kill=0.001),
@@ -70,7 +70,7 @@ PROFILES = {
             sessions=0.2,
         ),
         Profile(name="vices", vices=("sneaky_nan", "nan", "huge", "poison"), kill=0.001),
-        Profile(name="unguarded", vices=("huge", "sneaky_nan"), guarded=False, sessions=0.3),
+        Profile(name="unguarded", vices=("huge", "sneaky_nan"), guarded=False, sessions=0.5),
         Profile(name="lies", lies=tuple(LIES), kinds={"late": 0.02}, pause=0.001),
         Profile(
             name="rewrites",
@@ -102,6 +102,8 @@ def variant(seed: int, profile: Profile) -> FleetConfig:
         snapshot_keep=2,
         compact_every=chance.choice((0, 0, 1, 3)),
         downlink=chance.choice(("full", "full", "update")),
+        grace_seconds=chance.choice((4.0, FLEET.grace_seconds)),
+        min_partial_steps=chance.choice((1, 3)),
         min_fresh=chance.choice((1, 2, 2)),
         grace_from=chance.choice(("nth", "first")),
         adoption=chance.choice(("replace", "replace", "keep_drift")),

@@ -222,11 +222,13 @@ class World:
         return self.kernel.run(self.kernel.now + seconds, lambda: self.gen >= gen)
 
     def agrees(self) -> bool:
-        """Whether every live worker trains from the newest global's bytes."""
-        newest = self.ledger.state["global_weights"]["sha256"]
-        names = [p.name for p in self.living("w")]
+        """Whether every live worker trains from the newest global's bytes, or from ones that a
+        contribution may still start from."""
+        state, late = self.ledger.state, self.fleet.max_staleness
+        bases = [state["global_weights"], *(s["ref"] for s in state["recent"][:late])]
+        names, shas = [p.name for p in self.living("w")], {ref["sha256"] for ref in bases}
         return bool(names) and all(
-            name in self.learners and self.learners[name].adopted[1] == newest for name in names
+            name in self.learners and self.learners[name].adopted[1] in shas for name in names
         )
 
 
