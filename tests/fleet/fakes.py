@@ -273,6 +273,7 @@ class FakeFleet:
     wake: dict[str, float] = field(default_factory=dict)
     ticks: dict[str, float] = field(default_factory=dict)
     started: int = 0
+    num_ids: int = 0
     guard: FakeGuard | None = None
     averager: FakeAverager = FakeAverager()
     wall_clock: Callable[[], float] = lambda: 1e9
@@ -280,6 +281,11 @@ class FakeFleet:
     def __post_init__(self) -> None:
         if self.store.head(MAIN) is None:
             new_run(self.store, self.folder / "new", self.fleet)
+
+    def new_id(self) -> str:
+        """The same in every run of a test, so that jitter is too."""
+        self.num_ids += 1
+        return f"{self.num_ids:032x}"
 
     def run_for(self, name: str, store: Store | None = None) -> Run:
         self.started += 1
@@ -295,6 +301,7 @@ class FakeFleet:
             self.guard,
             clock=self.clock,
             report=self.said.append,
+            new_id=self.new_id,
             **options,
         )
         self.add(name, merger.run())
@@ -316,6 +323,7 @@ class FakeFleet:
             session_seconds=session_seconds,
             clock=self.clock,
             wall_clock=self.wall_clock,
+            new_id=self.new_id,
             report=self.said.append,
         )
         self.add(name, worker.run())

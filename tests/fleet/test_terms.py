@@ -86,7 +86,7 @@ def test_an_interrupted_merger_gives_its_term_up(fleet: FakeFleet) -> None:
     merger = Merger(fleet.run_for("m"), FakeAverager(), clock=fleet.clock, report=fleet.said.append)
     fleet.add("m", merger.run())
     fleet.run_until(lambda: fleet.state.epoch == 1)
-    merger.release()
+    merger.term.release()
     assert fleet.state.merger_id == ""
 
 

@@ -11,7 +11,6 @@ Source: spec fleet.md 5.2-5.4, algorithms.md 3.5.
 
 from __future__ import annotations
 
-import contextlib
 import random
 import time
 import uuid
@@ -21,27 +20,19 @@ from pathlib import Path
 
 from diffurefill.fleet import protocol, records
 from diffurefill.fleet.averager import Averager, Guard
-from diffurefill.fleet.budget import MERGER_PARTS, CommitBudget
 from diffurefill.fleet.collect import Arrived, Collector
 from diffurefill.fleet.follow import Followers, keep
 from diffurefill.fleet.merging import Attempt, Base, Merging
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import Identity, State
-from diffurefill.fleet.run import Fenced, Run, Snapshot
+from diffurefill.fleet.run import Fenced, Run
+from diffurefill.fleet.term import Term
 from diffurefill.store.base import (
     MAIN,
     Change,
-    Conflict,
-    Publication,
-    StoreError,
-    Version,
-    compact_surely,
     dump_json,
-    publish_surely,
     sha256_file,
 )
-
-BEATS_PER_LEASE = 3.0
 
 
 class Merger:
@@ -61,106 +52,35 @@ class Merger:
         self._clock, self._report, self._on_event = clock, report, on_event
         self.merger_id = new_id()
         self._io = Patience(lambda line: report(f"merger: {line}"), random.Random(self.merger_id))
+        self.term = Term(run, self.merger_id, self._io, clock, report)
         self._followers = Followers(run, averager, self.merger_id, self._io)
         self._collector: Collector
         self._merging = Merging(run.config.fleet, averager, guard, run.cache, self.merger_id)
-        self._published_at = clock()
-        self._budget = CommitBudget(run.config.fleet.commits_per_hour, MERGER_PARTS, clock)
         self._merge_seconds = 0.0
         self._held: frozenset[Identity] = frozenset()
         """What the guard refused to publish as a whole; tried again when it changes."""
-        self._now: Snapshot
 
     def run(self, generations: int | None = None) -> Iterator[float]:
         """Merge until `generations` exist (None: for ever), yielding seconds to wait."""
         yield from self._io(self._run.store.selftest)
-        while (yield from self._await_turn(generations)):
+        while True:
+            yield from self.term.await_turn()
+            if self._is_over(generations):
+                break
             try:
-                yield from self._claim()
+                yield from self.term.claim()
+                self._on_event("claimed", self.term.state)
                 yield from self._serve(generations)
-                yield from self._publish(protocol.released(self._now.state), {})
+                yield from self.term.publish(protocol.released(self.term.state), {})
                 break
             except Fenced as fenced:
                 self._report(f"merger: {fenced}")
-        self._report(f"merger: generation {self._now.state.gen} reached, done")
-
-    # --- the term --------------------------------------------------------------------------------
-
-    def _await_turn(self, generations: int | None) -> Generator[float, None, bool]:
-        """Stand by while another merger shows signs of life; False when there is nothing to do.
-
-        Only this process's own clock counts: the main lane must not have moved for a lease. The
-        lease saves work, never safety, which is the compare-and-swap's.
-        """
-        seen, since, told = None, self._clock(), False
-        while True:
-            self._now = yield from self._io(self._run.snapshot)
-            state = self._now.state
-            if not state.merger_id:
-                return not self._is_over(generations)
-            if self._now.version.id != seen:
-                seen, since = self._now.version.id, self._clock()
-            if self._clock() - since >= self._run.config.fleet.lease_seconds:
-                return True
-            if not told:
-                lease = self._run.config.fleet.lease_seconds
-                self._report(
-                    "merger: another one holds the term; standing by until it is silent for "
-                    f"{lease:.0f} s"
-                )
-                told = True
-            yield self._run.config.fleet.poll_seconds
+        self._report(f"merger: generation {self.term.state.gen} reached, done")
 
     def _is_over(self, generations: int | None) -> bool:
-        done = generations is not None and self._now.state.gen >= generations
-        return done and not self._followers.due(self._now.state)
-
-    def _claim(self) -> Iterator[float]:
-        """Begin a new term."""
-        before = self._now.state
-        yield from self._publish(protocol.claimed(before, self.merger_id), {})
-        self._report(
-            f"merger: epoch {self._now.state.epoch} begins at generation {before.gen}, step "
-            f"{before.step}, after {before.merger_id[:8] or 'nobody'}"
-        )
-        self._on_event("claimed", self._now.state)
-
-    def release(self) -> None:
-        """Give the term up at once, for a process that is being interrupted."""
-        with contextlib.suppress(StoreError, AttributeError):
-            if self._now.state.merger_id == self.merger_id:
-                state = protocol.released(self._now.state)
-                publish_surely(self._run.store, MAIN, _changes(state), expect=self._now.version)
-
-    def _publish(self, state: State, changes: dict[str, Change]) -> Iterator[float]:
-        """The next version of the main lane, or Fenced when somebody else has written there."""
-        publication = Publication(
-            self._run.store, MAIN, {**changes, **_changes(state)}, expect=self._now.version
-        )
-        try:
-            version = yield from self._io(publication.attempt)
-        except Conflict:
-            raise self._fenced() from None
-        self._hold(version, state)
-
-    def _hold(self, version: Version, state: State) -> None:
-        self._now = Snapshot(version, state)
-        self._published_at = self._clock()
-        self._budget.spend()
-
-    def _fenced(self) -> Fenced:
-        return Fenced(
-            f"another merger took over after epoch {self._now.state.epoch}; this one stands by, "
-            "nothing is lost"
-        )
-
-    def _require_term(self, head_id: str | None) -> Iterator[float]:
-        """Stop as soon as another merger has claimed the run. Safety does not depend on this."""
-        if head_id == self._now.version.id:
-            return
-        newest = yield from self._io(self._run.snapshot)
-        if newest.state.epoch > self._now.state.epoch:
-            raise self._fenced()
+        state = self.term.state
+        reached = generations is not None and state.gen >= generations
+        return reached and not state.merger_id and not self._followers.due(state)
 
     # --- rounds ----------------------------------------------------------------------------------
 
@@ -168,14 +88,14 @@ class Merger:
         recovering, published_at = True, None
         # New with every term: what was seen before may have been undone by somebody else's.
         self._collector = Collector(self._run, self._averager, self._io, self._clock, self._report)
-        while generations is None or self._now.state.gen < generations:
+        while generations is None or self.term.state.gen < generations:
             yield from self._second_publish()
             self._collector.begin(published_at)
-            before = self._now.state.gen
-            while self._now.state.gen == before:
+            before = self.term.state.gen
+            while self.term.state.gen == before:
                 yield from self._collect(recovering)
                 yield from self._merge()
-            recovering, published_at = False, self._published_at
+            recovering, published_at = False, self.term.published_at
         yield from self._second_publish()
 
     def _collect(self, recovering: bool) -> Iterator[float]:
@@ -186,19 +106,13 @@ class Merger:
             lanes = yield from self._io(store.lanes)
             ours = [lane for lane in lanes if records.worker_of(lane) is not None]
             heads = yield from self._io(lambda ours=ours: store.poll([MAIN, *ours]))
-            yield from self._require_term(heads.pop(MAIN))
-            rejected = yield from self._collector.look(heads, self._now)
+            yield from self.term.require(heads.pop(MAIN))
+            rejected = yield from self._collector.look(heads, self.term.now)
             if rejected:
-                yield from self._publish(protocol.with_rejected(self._now.state, rejected), {})
+                yield from self.term.publish(protocol.with_rejected(self.term.state, rejected), {})
             if self._collector.is_complete(recovering=recovering) and self._is_news():
                 return
-            live = self._collector.live()
-            if self._beat_is_due() and self._budget.has_room(len(live)):
-                yield from self._publish(protocol.beaten(self._now.state, live), {})
-
-    def _beat_is_due(self) -> bool:
-        lease = self._run.config.fleet.lease_seconds
-        return self._clock() - self._published_at >= lease / BEATS_PER_LEASE
+            yield from self.term.beat(self._collector.live())
 
     def _is_news(self) -> bool:
         return _identities(self._collector) != self._held
@@ -211,7 +125,7 @@ class Merger:
         What the gates refuse is put on record and the rest is merged; when nothing is left, the
         round goes on.
         """
-        state, arrived = self._now.state, list(self._collector.arrived.values())
+        state, arrived = self.term.state, list(self._collector.arrived.values())
         base = Base(state, (yield from self._global()), (yield from self._momentum()))
         folds = yield from self._followers.folds(_preview(state, arrived))
         began = self._clock()
@@ -226,27 +140,27 @@ class Merger:
         if attempt.held:
             following = replace(following, alert=_held_back(state.gen + 1))
             self._report(f"merger: {following.alert}")
-        yield from self._publish(following, {})
+        yield from self.term.publish(following, {})
 
     def _global(self) -> Generator[float, None, Path]:
-        now = self._now
+        now = self.term.now
         return (
             yield from self._io(lambda: self._run.fetch_global(now, self._averager.apply_update))
         )
 
     def _momentum(self) -> Generator[float, None, Path | None]:
         """The outer step's momentum; None when it starts from zero."""
-        saved = self._now.state.momentum
+        saved = self.term.state.momentum
         if not self._averager.needs_momentum:
             return None
-        if saved is None or saved.gen != self._now.state.gen:
+        if saved is None or saved.gen != self.term.state.gen:
             self._report("merger: the outer step's momentum starts from zero")
             return None
         return (yield from self._io(lambda: self._run.fetch(saved.ref)))
 
     def _advance(self, attempt: Attempt) -> Iterator[float]:
         """Publish the merged global as the next generation."""
-        before, merging, began = self._now.state, self._merging, self._clock()
+        before, merging, began = self.term.state, self._merging, self._clock()
         changes: dict[str, Change] = {}
         update = ref = None
         if merging.update is not None:
@@ -275,7 +189,7 @@ class Merger:
         self._on_event("averaged", following)
         record = records.round_record(following, before.global_weights)
         changes[records.round_path(following.gen)] = dump_json(record)
-        yield from self._publish(following, changes)
+        yield from self.term.publish(following, changes)
         self._merging.published(ref.sha256)
         self._followers.folded(ref.sha256)
         self._held = frozenset()
@@ -289,28 +203,16 @@ class Merger:
 
     def _second_publish(self) -> Iterator[float]:
         """EMA, SWA, snapshots, compaction: what follows a generation and is not done yet."""
-        state, changes = yield from self._followers.changes(self._now)
+        state, changes = yield from self._followers.changes(self.term.now)
         if changes:
-            yield from self._publish(state, changes)
-        self._followers.keep_local(self._now.state)
-        every = self._run.config.fleet.compact_every
-        if every and self._now.state.gen - self._now.state.compacted_gen >= every:
-            yield from self._publish(protocol.compacted(self._now.state), {})
-            now = self._now
-            try:
-                version = yield from self._io(
-                    lambda: compact_surely(self._run.store, MAIN, now.version)
-                )
-            except Conflict:
-                raise self._fenced() from None
-            self._hold(version, now.state)
+            yield from self.term.publish(state, changes)
+        self._followers.keep_local(self.term.state)
+        every, state = self._run.config.fleet.compact_every, self.term.state
+        if every and state.gen - state.compacted_gen >= every:
+            yield from self.term.compact()
 
 
 # --- helpers -------------------------------------------------------------------------------------
-
-
-def _changes(state: State) -> dict[str, Change]:
-    return {records.STATE: dump_json(records.to_json(state))}
 
 
 def _identities(collector: Collector) -> frozenset[Identity]:

@@ -86,7 +86,7 @@ def start_merger(
         try:
             drive(merger.run(generations))
         except KeyboardInterrupt:
-            merger.release()
+            merger.term.release()
             raise
 
 

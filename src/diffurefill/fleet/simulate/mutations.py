@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from diffurefill.fleet import gates, merger, patience, protocol, rounds, run
+from diffurefill.fleet import gates, patience, protocol, rounds, run, term
 from diffurefill.fleet.collect import Collector
 from diffurefill.fleet.lane import WorkerLane
 from diffurefill.fleet.records import (
@@ -32,6 +32,7 @@ from diffurefill.fleet.run import ApplyUpdate, Run, Snapshot
 from diffurefill.fleet.simulate import connection
 from diffurefill.fleet.simulate.chaos import run_seed
 from diffurefill.fleet.simulate.provenance import ExactAverager
+from diffurefill.fleet.term import Term
 from diffurefill.fleet.worker import Worker
 from diffurefill.store.base import (
     MAIN,
@@ -165,13 +166,13 @@ _inspect = ExactAverager.inspect
 
 
 def _publish_over(self: Any, state: State, changes: dict[str, Change]) -> Iterator[float]:
-    """Merger._publish, overwriting whoever came first."""
+    """Term.publish, overwriting whoever came first."""
     while True:
         expect = yield from self._io(self._run.store.head)
         files = {**changes, STATE: dump_json(to_json(state))}
         publication = Publication(self._run.store, MAIN, files, expect=expect)
         with contextlib.suppress(Conflict):
-            self._hold((yield from self._io(publication.attempt)), state)
+            self.hold((yield from self._io(publication.attempt)), state)
             return
 
 
@@ -253,11 +254,10 @@ def _read_alone(self: Any, head: Version | None) -> Generator[float, None, Any]:
     return found
 
 
-def _claim_at_once(self: Any, generations: int | None) -> Generator[float, None, bool]:
-    """Merger._await_turn without a lease."""
+def _claim_at_once(self: Any) -> Iterator[float]:
+    """Term.await_turn without a lease."""
     yield self._run.config.fleet.poll_seconds
-    self._now = yield from self._io(self._run.snapshot)
-    return not self._is_over(generations)
+    self.now = yield from self._io(self._run.snapshot)
 
 
 _look, _read = Collector.look, WorkerLane._read
@@ -282,9 +282,9 @@ MUTATIONS = (
     Mutation("unsettled log", "a log whose publish is in doubt is settled first", "network",
              _becomes(WorkerLane, "beat", _beat_and_forget)),
     Mutation("squash", "a squash of one's own is recognised", "network",
-             _becomes(merger, "compact_surely", _compact_once)),
+             _becomes(term, "compact_surely", _compact_once)),
     Mutation("epoch", "a merger that was overtaken stands by", "twins",
-             _becomes(merger.Merger, "_publish", _publish_over)),
+             _becomes(Term, "publish", _publish_over)),
     Mutation("incarnation, worker", "a worker whose lane was taken stops", "twins",
              _becomes(WorkerLane, "_publish", _push_over)),
     Mutation("incarnation, merger", "only the lane's holder contributes", "lies",
@@ -324,9 +324,9 @@ MUTATIONS = (
 
 CONTROLS = (
     Mutation("lease", "a merger waits for the other's lease", "twins",
-             _becomes(merger.Merger, "_await_turn", _claim_at_once)),
+             _becomes(Term, "await_turn", _claim_at_once)),
     Mutation("term look", "a merger asks whether it still holds the term", "twins",
-             _becomes(merger.Merger, "_require_term", lambda self, head_id: iter(()))),
+             _becomes(Term, "require", lambda self, head_id: iter(()))),
     Mutation("old answers", "an answer older than one seen before is not used", "network",
              _says(run, "is_older", False)),
 )  # fmt: skip

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from diffurefill.fleet import protocol, records
+from diffurefill.fleet import records
 from diffurefill.fleet.merger import Merger
-from diffurefill.fleet.records import State
+from diffurefill.fleet.merging import Attempt
 from diffurefill.fleet.simulate.sized import DELTA, MeteredStore
-from diffurefill.store.base import Change, Ref
+from diffurefill.store.base import Ref
 
 
 class DeferringStore(MeteredStore):
@@ -48,9 +48,8 @@ class ReportMerger(Merger):
         yield store.settle()
         yield from super()._merge()
 
-    def _publish(self, state: State, changes: dict[str, Change]) -> Iterator[float]:
+    def _advance(self, attempt: Attempt) -> Iterator[float]:
         """The EMA goes up first. The second publish then finds it at the hub and is cheap."""
-        if records.GLOBAL in changes and protocol.ema_is_due(state):
-            path = self._run.cache / f"{self.merger_id}.{records.EMA}"
-            yield from self._io(lambda: self._run.store.stage(path))
-        yield from super()._publish(state, changes)
+        path = self._run.cache / f"{self.merger_id}.{records.EMA}"
+        yield from self._io(lambda: self._run.store.stage(path))
+        yield from super()._advance(attempt)

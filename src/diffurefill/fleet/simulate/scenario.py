@@ -75,6 +75,9 @@ class World:
         """By launch name."""
         self.wall_error = 0.0
         """What every wall clock is off by: only logs may show it."""
+        self.num_restaged = 0
+        """Times that damaged files were put back from a copy, for want of a generation to return
+        to."""
         self._num_launched = 0
         self._make_run()
 
@@ -169,9 +172,13 @@ class World:
             whole = [g for g in self.ledger.first if 0 < g <= self.gen and self._is_whole(g)]
             to = self.kernel.chance.choice(whole) if whole and not by_default else None
             jitter = random.Random(self.kernel.chance.random())
-            return operators.roll_back(self._open(process), to, jitter, self.hub.damaged.clear)
+            return operators.roll_back(self._open(process), to, jitter, self._restage)
 
         return self.kernel.launch(self._unique("person"), make)
+
+    def _restage(self) -> None:
+        self.num_restaged += 1
+        self.hub.damaged.clear()
 
     def _is_whole(self, gen: int) -> bool:
         state = self.ledger.first[gen]
@@ -236,7 +243,7 @@ def _until_interrupted(process: Process, merger: Merger) -> Body:
     for seconds in merger.run():
         yield seconds
         if process.interrupted:
-            merger.release()
+            merger.term.release()
             return
 
 
