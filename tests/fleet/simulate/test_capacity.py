@@ -30,16 +30,16 @@ def test_the_reports_setting_gives_the_reports_round(workers: int) -> None:
 
 
 def test_smaller_files_shorten_the_wait_step_by_step() -> None:
-    shares = [simulate(replace(s, hours=2.0)).waiting_share for _, s in report.path(SHORT)]
+    shares = [simulate(replace(s, hours=2.0)).waiting_share for _, s in report.path(SHORT)[:4]]
     assert shares[2] < shares[1] - 0.05
     assert shares[3] < shares[2] - 0.03
-    assert shares[4] < shares[3] + 0.005
 
 
-@pytest.mark.xfail(strict=True, reason="a training worker stops every 10 s to look at the hub")
+@pytest.mark.xfail(strict=True, reason="a training worker stops at every poll to look at the hub")
 def test_the_least_waiting_is_at_most_twelve_percent() -> None:
-    best = simulate(replace(report.path(SHORT)[-1][1], hours=4.0))
-    assert best.waiting_share <= 0.12
+    best = report.path(SHORT)[-1][1]
+    shares = [simulate(replace(best, hours=4.0, seed=seed)).waiting_share for seed in range(3)]
+    assert max(shares) <= 0.12
 
 
 def test_more_bandwidth_never_gives_fewer_tokens() -> None:

@@ -48,7 +48,7 @@ def path(setting: Setting) -> list[tuple[str, Setting]]:
         ("+ our merger: fetches early, EMA later", ours),
         ("+ contributions in int8", int8),
         ("+ new globals as int8 updates", both),
-        ("+ polls every 5 s while waiting", replace(both, poll_seconds=5.0)),
+        ("+ polls every 3 s while waiting", replace(both, poll_seconds=3.0)),
     ]
 
 
