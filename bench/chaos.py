@@ -107,7 +107,6 @@ def run(num_seeds: int, folder: Path | None) -> dict[str, Any]:
         "mutations_caught": sum(catch is not None for catch in catches),
         "mutations": len(MUTATIONS),
         "digest": campaign.digest_of(seeds["digests"]),
-        "code": code_digest(),
         "guards": [told(m, c) for m, c in zip(MUTATIONS, catches, strict=True)],
         "harmless": {c.name: h[:1] for c, h in zip(CONTROLS, harmed, strict=True)},
         **{key: value for key, value in seeds.items() if key not in ("seeds", "violations")},
@@ -124,8 +123,9 @@ def main() -> int:
     if arguments.seed is not None:
         return 1 if campaign.replay(arguments.seed, arguments.profile) else 0
     num_seeds = arguments.seeds or (60 if arguments.quick else 20_000)
-    folder = None if arguments.quick else ROOT / "runs" / "chaos" / code_digest()
-    figures = run(num_seeds, folder)
+    code = code_digest()
+    folder = None if arguments.quick else ROOT / "runs" / "chaos" / code
+    figures = {**run(num_seeds, folder), "code": code}
     report("chaos", figures, quick=arguments.quick)
     return 1 if figures["violations"] or figures["mutations_caught"] < len(MUTATIONS) else 0
 

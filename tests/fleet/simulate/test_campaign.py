@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from diffurefill.config import UserError
 from diffurefill.fleet.simulate import campaign
 from diffurefill.fleet.simulate.chaos import run_seed
 
@@ -21,3 +24,8 @@ def test_a_replay_tells_every_event_and_the_outcome() -> None:
     outcome = run_seed(5, "bytes", keep_trace=True)
     assert lines[:-1] == outcome.trace
     assert outcome.trace_hash[:16] in lines[-1]
+
+
+def test_an_unknown_profile_names_the_known_ones() -> None:
+    with pytest.raises(UserError, match="no profile 'sunshine': it is one of network, "):
+        campaign.replay(5, "sunshine")

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from diffurefill.config import UserError
 from diffurefill.fleet.simulate.chaos import Outcome, run_seed
+from diffurefill.fleet.simulate.profiles import PROFILES
 
 Tally = dict[str, Any]
 
@@ -88,10 +90,9 @@ def digest_of(digests: Iterable[str]) -> str:
 def replay(
     seed: int, profile: str | None = None, report: Callable[[str], None] = print
 ) -> list[str]:
-    """Run one seed again and tell everything that happens; returns its violations.
-
-    Raises KeyError for an unknown profile.
-    """
+    """Run one seed again and tell everything that happens; returns its violations."""
+    if profile is not None and profile not in PROFILES:
+        raise UserError(f"no profile {profile!r}: it is one of {', '.join(PROFILES)}")
     outcome = run_seed(seed, profile, keep_trace=True)
     for line in outcome.trace:
         report(line)

@@ -23,6 +23,7 @@ def exercised(world: World) -> Counter[str]:
     found["of them of a dead incarnation"] = len(ledger.inherited & ledger.accepted.keys())
     found["terms"] = len(ledger.owners)
     found["terms given up"] = ledger.num_released
+    found["files put back from a copy"] = world.num_restaged
     found["squashes"] = world.hub.num_squashed
     found["EMA folds"] = (ledger.state["ema"] or {"count": 0})["count"]
     found["SWA folds"] = (ledger.state["swa"] or {"count": 0})["count"]
