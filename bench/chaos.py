@@ -36,16 +36,15 @@ HUNTED = 200
 """Seeds among which one must miss a guard."""
 CONTROLLED = 100
 """Seeds in which a rule that only saves work must not be missed."""
-SOURCES = ("fleet", "store/base.py", "store/layout.py", "config.py")
 
 
 def code_digest() -> str:
-    """Of everything that a seed runs through: blocks of other code are not this run's."""
-    package, digest = ROOT / "src" / "diffurefill", hashlib.sha256()
-    for source in SOURCES:
-        path = package / source
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            digest.update(file.read_bytes())
+    """Of every module that a seed runs through: blocks of other code are not this run's."""
+    modules = {name: m for name, m in sys.modules.items() if name.startswith("diffurefill")}
+    digest = hashlib.sha256()
+    for name in sorted(modules):
+        file = modules[name].__file__
+        digest.update(Path(file).read_bytes() if file else b"")
     return digest.hexdigest()[:16]
 
 
