@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import tempfile
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -260,10 +261,12 @@ class Fleet:
         self.kernel.launch("merger#1", make)
 
     def _launch_worker(self, number: int) -> None:
-        setting, chance = self.setting, self.kernel.chance
-        speed = chance.uniform(1.0 - setting.speed_spread, 1.0 + setting.speed_spread)
+        setting = self.setting
         self.lives[f"w{number}"] += 1
         name = f"w{number}#{self.lives[f'w{number}']}"
+        # Each launch's own: two settings of one seed lose the same workers at the same times.
+        chance = random.Random(f"{setting.seed} {name}")
+        speed = chance.uniform(1.0 - setting.speed_spread, 1.0 + setting.speed_spread)
 
         def make(process: Process) -> Body:
             costs = setting.costs(

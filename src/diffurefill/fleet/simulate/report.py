@@ -69,9 +69,10 @@ def fleets(setting: Setting) -> list[tuple[str, str, Setting]]:
     return [*mine, *steps, *codecs, *sizes]
 
 
-def hours_for(workers: int) -> float:
-    """Counted hours that make a stable figure in a few seconds of real time."""
-    return min(6.0, max(1.0, 24.0 / workers))
+def hours_for(setting: Setting) -> float:
+    """Counted hours that make a stable figure in a few seconds of real time: more with deaths."""
+    hours = min(6.0, max(1.0, 24.0 / setting.workers))
+    return hours if math.isinf(setting.lifetime_seconds) else 1.5 * hours
 
 
 def run(
@@ -81,7 +82,7 @@ def run(
     known: dict[Setting, Figures] = {}
     rows = []
     for section, label, wanted in fleets(setting):
-        one = replace(wanted, hours=hours or hours_for(wanted.workers))
+        one = replace(wanted, hours=hours or hours_for(wanted))
         if one not in known:
             progress(f"simulating {label} ({section})")
             known[one] = simulate(one)
