@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ from diffurefill.fleet.codec import (
     unit_chunks,
 )
 from diffurefill.fleet.folds import fold_all, following
+from diffurefill.fleet.pieces import Scratch, for_each
 from diffurefill.fleet.records import Fold, Inspection, Payload
 from diffurefill.train.checkpoint import schema
 from diffurefill.train.tensorfile import (
@@ -138,25 +139,27 @@ class FileAverager:
             raise ValueError("momentum_dest goes with the nesterov outer step, and only with it")
         with contextlib.ExitStack() as stack:
             old = stack.enter_context(TensorFile(base))
-            pieces = list(self._pieces(old.schema, UPDATE_CODEC if update_dest else CODEC))
-            size = max((stop - start for _, start, stop in pieces), default=0)
             step = self._step(stack, old.schema, payloads, momentum, momentum_dest)
             if update_dest is not None:
                 update = stack.enter_context(DeltaWriter(update_dest, UPDATE_CODEC, old.schema))
             else:
                 update = None
             out = stack.enter_context(StreamingWriter(dest, old.schema))
-            sides = [stack.enter_context(following(fold, old.schema, size)) for fold in folds]
-            theta, moved = torch.empty(2, size)
-            for name, start, stop in pieces:
-                a, b = theta[: stop - start], moved[: stop - start]
-                step.read(name, start, b)
+            sides = [stack.enter_context(following(fold, old.schema)) for fold in folds]
+            scratch = Scratch()
+
+            def work(name: str, start: int, stop: int) -> None:
+                moved = step.read(name, start, scratch.get("step", stop - start))
                 if update is not None:
-                    update.write(name, start, b)
-                new = torch.add(old.read(name, start, a), b, out=b)
-                out.write(name, new)
+                    update.write(name, start, moved)
+                new = old.read(name, start, scratch.get("new", stop - start)).add_(moved)
+                out.write(name, new, start)
                 for follow in sides:
                     follow(name, start, new)
+
+            aligned = formats_of(UPDATE_CODEC if update_dest else CODEC, old.schema)
+            pieces = unit_chunks(old.schema, aligned, self._chunk_elements)
+            for_each(work, pieces, in_turn=self._kind == "orthogonal")
 
     def fold(self, new: Path, folds: Sequence[Fold]) -> None:
         """The folds of a merge that was published without them: the same bytes."""
@@ -168,13 +171,14 @@ class FileAverager:
             old = stack.enter_context(TensorFile(base))
             step = stack.enter_context(DeltaFile(update, UPDATE_CODEC, old.schema))
             out = stack.enter_context(StreamingWriter(dest, old.schema))
-            theta, moved = torch.empty(2, self._chunk_elements)
-            for name, start, stop in chunks(old.schema, self._chunk_elements):
-                a = old.read(name, start, theta[: stop - start])
-                out.write(name, a.add_(step.read(name, start, moved[: stop - start])))
+            scratch = Scratch()
 
-    def _pieces(self, base: Schema, codec: str) -> Iterator[tuple[str, int, int]]:
-        return unit_chunks(base, formats_of(codec, base), self._chunk_elements)
+            def work(name: str, start: int, stop: int) -> None:
+                moved = step.read(name, start, scratch.get("step", stop - start))
+                new = old.read(name, start, scratch.get("new", stop - start))
+                out.write(name, new.add_(moved), start)
+
+            for_each(work, chunks(old.schema, self._chunk_elements))
 
     def _step(
         self,
@@ -209,12 +213,10 @@ class Mean:
 
     def __init__(self, files: Sequence[DeltaFile], shares: Sequence[float]) -> None:
         self._files, self._shares = files, shares
-        self._buffer = torch.empty(0)
+        self._scratch = Scratch()
 
     def read(self, name: str, start: int, out: Tensor) -> Tensor:
-        if len(self._buffer) < len(out):
-            self._buffer = torch.empty(len(out))
-        piece = self._buffer[: len(out)]
+        piece = self._scratch.get("piece", len(out))
         # The first product starts the sum: 0 + x would turn -0.0 into 0.0.
         self._files[0].read(name, start, out).mul_(self._shares[0])
         for f, share in zip(self._files[1:], self._shares[1:], strict=True):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from diffurefill.fleet.formats import BLOCK, FORMATS, SCALE, Format
+from diffurefill.fleet.pieces import Piece, Scratch
 from diffurefill.train.tensorfile import (
     CHUNK_ELEMENTS,
     DTYPES,
@@ -78,7 +79,7 @@ def decoded_schema(path: Path, codec: str) -> Schema:
 
 def unit_chunks(
     base: Schema, formats: Formats, chunk_elements: int = CHUNK_ELEMENTS
-) -> Iterator[tuple[str, int, int]]:
+) -> Iterator[Piece]:
     """`chunks` that begin at multiples of the format's unit: one row at least, however long."""
     for name, span in layout(base).items():
         unit = formats[name].unit
@@ -98,13 +99,15 @@ class DeltaWriter:
         self._out = StreamingWriter(path, payload_schema(self.formats))
 
     def write(self, name: str, start: int, delta: Tensor) -> Tensor:
-        """Append flat fp32 elements, a chunk of `unit_chunks`, that may lie on any device.
+        """Write flat fp32 elements, a piece of `unit_chunks`, that may lie on any device.
 
-        They are encoded there. Returns `delta`, overwritten by what will be decoded from the file.
+        They are encoded there; threads may write at once. Returns `delta`, overwritten by what
+        will be decoded from the file.
         """
         pieces = self.formats[name].encode(delta)
+        places = self.formats[name].ranges(start, start + len(delta))
         for suffix, piece in pieces.items():
-            self._out.write(name + suffix, piece)
+            self._out.write(name + suffix, piece, places[suffix][0])
         return self.formats[name].decode(pieces, start, delta)
 
     def __enter__(self) -> Self:
@@ -157,7 +160,7 @@ class DeltaFile:
     def __init__(self, path: Path, codec: str, base: Schema) -> None:
         self.path = path
         self._formats = formats_of(codec, base)
-        self._scratch: dict[torch.dtype, Tensor] = {}
+        self._scratch = Scratch()
         expected = payload_schema(self._formats)
         # Far above what names and shapes need: a hostile header must not cost its size in memory.
         limit = 65_536 + sum(6 * len(name) + 400 for name in expected)
@@ -169,21 +172,19 @@ class DeltaFile:
             raise
 
     def read(self, name: str, start: int, out: Tensor) -> Tensor:
-        """Fill `out` (flat fp32, on the CPU) with decoded elements [start, start + len(out))."""
+        """Fill `out` (flat fp32, on the CPU) with decoded elements [start, start + len(out)).
+
+        Threads may read at once.
+        """
         stored = self._formats[name]
         if stored.stored[""][0] == "F32":
             return self._file.read(name, start, out)
         pieces = {}
         for suffix, (begin, end) in stored.ranges(start, start + len(out)).items():
             dtype = DTYPES[stored.stored[suffix][0]]
-            pieces[suffix] = self._file.read(name + suffix, begin, self._buffer(dtype, end - begin))
+            buffer = self._scratch.get(suffix, end - begin, dtype)
+            pieces[suffix] = self._file.read(name + suffix, begin, buffer)
         return stored.decode(pieces, start, out)
-
-    def _buffer(self, dtype: torch.dtype, size: int) -> Tensor:
-        """Memory that is kept between reads: fresh pages cost as much as the decoding."""
-        if dtype not in self._scratch or len(self._scratch[dtype]) < size:
-            self._scratch[dtype] = torch.empty(size, dtype=dtype)
-        return self._scratch[dtype][:size]
 
     def __enter__(self) -> Self:
         return self

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from diffurefill.fleet.pieces import Scratch, for_each
 from diffurefill.fleet.records import Fold
 from diffurefill.train.tensorfile import (
     CHUNK_ELEMENTS,
@@ -25,12 +26,12 @@ from diffurefill.train.tensorfile import (
 )
 
 Follow = Callable[[str, int, Tensor], None]
-"""Takes the next chunk (tensor name, start, values) of the new weights, which stays as it is."""
+"""Takes a piece (tensor name, start, values) of the new weights, which stays as it is."""
 
 
 @contextlib.contextmanager
-def following(fold: Fold, schema: Schema, size: int) -> Generator[Follow]:
-    """A side average in the making, over chunks of at most `size` elements; see StreamingWriter.
+def following(fold: Fold, schema: Schema) -> Generator[Follow]:
+    """A side average in the making; see StreamingWriter.
 
     `fold.dest` may be `fold.previous`. Raises ValueError for a previous average of other tensors
     than `schema`, or a keep outside [0, 1).
@@ -41,17 +42,17 @@ def following(fold: Fold, schema: Schema, size: int) -> Generator[Follow]:
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(StreamingWriter(fold.dest, schema))
         if fold.previous is None:
-            yield lambda name, start, new: out.write(name, new)
+            yield lambda name, start, new: out.write(name, new, start)
             return
         previous = stack.enter_context(TensorFile(fold.previous))
         require_schema(previous.schema, schema, fold.previous)
-        older, newer = torch.empty(2, size)
+        scratch = Scratch()
 
         def follow(name: str, start: int, new: Tensor) -> None:
-            kept = previous.read(name, start, older[: len(new)]).mul_(keep)
+            kept = previous.read(name, start, scratch.get("older", len(new))).mul_(keep)
             # Not add_(alpha=): its vector lanes fuse, its last elements may not.
-            kept.add_(torch.mul(new, 1.0 - keep, out=newer[: len(new)]))
-            out.write(name, kept)
+            kept.add_(torch.mul(new, 1.0 - keep, out=scratch.get("newer", len(new))))
+            out.write(name, kept, start)
 
         yield follow
 
@@ -60,14 +61,15 @@ def fold_all(new: Path, folds: Sequence[Fold], *, chunk_elements: int = CHUNK_EL
     """Move every side average on by the weights at `new`, which are read once."""
     with contextlib.ExitStack() as stack:
         weights = stack.enter_context(TensorFile(new))
-        sides = [
-            stack.enter_context(following(fold, weights.schema, chunk_elements)) for fold in folds
-        ]
-        buffer = torch.empty(chunk_elements)
-        for name, start, stop in chunks(weights.schema, chunk_elements):
-            piece = weights.read(name, start, buffer[: stop - start])
+        sides = [stack.enter_context(following(fold, weights.schema)) for fold in folds]
+        scratch = Scratch()
+
+        def work(name: str, start: int, stop: int) -> None:
+            piece = weights.read(name, start, scratch.get("new", stop - start))
             for follow in sides:
                 follow(name, start, piece)
+
+        for_each(work, chunks(weights.schema, chunk_elements))
 
 
 def average_last(
@@ -84,11 +86,13 @@ def average_last(
         for f in files:
             require_schema(f.schema, files[0].schema, f.path)
         out = stack.enter_context(StreamingWriter(dest, files[0].schema))
-        piece = torch.empty(chunk_elements)
-        total = torch.empty(chunk_elements, dtype=torch.float64)
-        for name, start, stop in chunks(files[0].schema, chunk_elements):
-            size = stop - start
-            total[:size].zero_()
+        scratch = Scratch()
+
+        def work(name: str, start: int, stop: int) -> None:
+            piece = scratch.get("piece", stop - start)
+            total = scratch.get("total", stop - start, torch.float64).zero_()
             for f in files:
-                total[:size].add_(f.read(name, start, piece[:size]))
-            out.write(name, total[:size].div_(len(files)).float())
+                total.add_(f.read(name, start, piece))
+            out.write(name, total.div_(len(files)).float(), start)
+
+        for_each(work, chunks(files[0].schema, chunk_elements))

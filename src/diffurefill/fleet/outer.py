@@ -12,7 +12,7 @@ D = theta - mean_w(theta_w), the mean delta with its sign turned.
 Every rule reads the mean piece by piece and returns what to add to theta. All but `orthogonal` are
 single elementwise fp32 operations in a stated order: the same bits on every machine. A singular
 value decomposition has no such order, so `orthogonal` repeats its bits only with the same torch
-build, processor kind and number of threads. Source: spec algorithms.md 3.5.
+build on the same kind of processor. Source: spec algorithms.md 3.5.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from diffurefill.config import UserError
+from diffurefill.fleet.pieces import Scratch
 from diffurefill.optim.adamw import FUSED_PIECES
 from diffurefill.train.tensorfile import (
     CHUNK_ELEMENTS,
@@ -71,9 +72,9 @@ class Sgd:
 
 
 class Nesterov:
-    """Reads the last momentum (None: it starts at zero) and appends the new one to `following`.
+    """Reads the last momentum (None: it starts at zero) and writes the new one to `following`.
 
-    Elements must be read in the order of the file, each once.
+    Each element must be read once.
     """
 
     def __init__(
@@ -87,23 +88,24 @@ class Nesterov:
     ) -> None:
         self._mean, self._lr, self._momentum = mean, lr, momentum
         self._previous, self._following = previous, following
-        self._buffer = torch.empty(0)
+        self._scratch = Scratch()
 
     def read(self, name: str, start: int, out: Tensor) -> Tensor:
         gradient = self._mean.read(name, start, out).neg_()
-        if len(self._buffer) < len(out):
-            self._buffer = torch.empty(len(out))
-        m = self._buffer[: len(out)]
+        m = self._scratch.get("m", len(out))
         if self._previous is None:
             m.copy_(gradient)
         else:
             self._previous.read(name, start, m).mul_(self._momentum).add_(gradient)
-        self._following.write(name, m)
+        self._following.write(name, m, start)
         return gradient.add_(m.mul_(self._momentum)).mul_(self._lr).neg_()
 
 
 class Orthogonal:
-    """Holds one whole matrix and its decomposition at a time; other tensors pass through."""
+    """Holds one whole matrix and its decomposition at a time; other tensors pass through.
+
+    To be read in the order of the file, by one thread.
+    """
 
     def __init__(self, mean: Reader, lr: float, schema: Schema) -> None:
         self._mean, self._lr, self._schema = mean, lr, schema

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self
@@ -117,20 +118,23 @@ class TensorFile:
             raise UserError(f"{path} is not a whole safetensors file ({error})") from None
 
     def read(self, name: str, start: int, out: Tensor) -> Tensor:
-        """Fill `out` (1-d, contiguous, on the CPU) with elements [start, start + len(out))."""
+        """Fill `out` (1-d, contiguous, on the CPU) with elements [start, start + len(out)).
+
+        Threads may read at once.
+        """
         dtype, span = DTYPES[self.schema[name][0]], self._spans[name]
         if out.dtype != dtype or not 0 <= start <= start + out.numel() <= span.num_elements:
             raise ValueError(
                 f"{self.path}: cannot read elements {start}:{start + out.numel()} of {name} "
                 f"({dtype}, {span.num_elements} elements) as {out.dtype}"
             )
-        self._file.seek(self._body + span.begin + start * span.itemsize)
+        place = self._body + span.begin + start * span.itemsize
         wanted = memoryview(_bytes_of(out))
         while wanted:
-            count = self._file.readinto(wanted)
+            count = os.preadv(self._file.fileno(), [wanted], place)
             if not count:
                 raise UserError(f"{self.path} ends inside {name}")
-            wanted = wanted[count:]
+            wanted, place = wanted[count:], place + count
         return out
 
     def __enter__(self) -> Self:
@@ -173,8 +177,8 @@ class StreamingWriter:
             for name, start, stop in chunks(schema):
                 f.write(name, piece)
 
-    The pieces of one tensor come in order; different tensors may grow side by side. An exception
-    inside the block, or a tensor left unfinished (ValueError), leaves the old file.
+    Pieces may come in any order, if each says where it belongs, and from several threads at once.
+    An exception inside the block, or a tensor left unfinished (ValueError), leaves the old file.
     """
 
     def __init__(
@@ -184,31 +188,41 @@ class StreamingWriter:
         self._part = path.with_name(f".{path.name}.{new_nonce()}.part")
         self._schema, self._metadata = schema, metadata
         self._spans = layout(schema)
-        self._written = {name: span.begin for name, span in self._spans.items()}
+        self._written = dict.fromkeys(schema, 0)
+        """Elements of each tensor."""
+        self._lock = threading.Lock()
         self._file: BinaryIO
-        self._body = self._at = 0
+        self._body = 0
         self._cleanup: contextlib.ExitStack
 
-    def write(self, name: str, piece: Tensor) -> None:
-        """Append `piece`'s elements to tensor `name`."""
+    def write(self, name: str, piece: Tensor, start: int | None = None) -> None:
+        """Write `piece` as the elements of tensor `name` from `start` on (None: the next ones).
+
+        Each element is to be written once.
+        """
         dtype, span = DTYPES[self._schema[name][0]], self._spans[name]
-        begin = self._written[name]
-        end = begin + piece.numel() * span.itemsize
-        if piece.dtype != dtype or end > span.end:
+        with self._lock:
+            first = self._written[name] if start is None else start
+            self._written[name] += piece.numel()
+        if piece.dtype != dtype or not 0 <= first <= first + piece.numel() <= span.num_elements:
             raise ValueError(f"{name}: a {piece.dtype} piece is too long, or not {dtype}")
         if not piece.numel():
             return
-        if begin != self._at:
-            self._file.seek(self._body + begin)
-        self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()))
-        self._written[name] = self._at = end
+        place = self._body + span.begin + first * span.itemsize
+        self._write_bytes(_bytes_of(piece.detach().cpu().contiguous().flatten()), place)
+
+    def _write_bytes(self, content: Any, place: int) -> None:
+        rest = memoryview(content)
+        while rest:
+            count = os.pwrite(self._file.fileno(), rest, place)
+            rest, place = rest[count:], place + count
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_at_exit(self._part))
-            self._file = stack.enter_context(open(self._part, "xb"))
+            self._file = stack.enter_context(open(self._part, "xb", buffering=0))
             header = self._header()
-            self._file.write(header)
+            self._write_bytes(header, 0)
             self._body = len(header)
             self._cleanup = stack.pop_all()
         return self
@@ -217,7 +231,6 @@ class StreamingWriter:
         with self._cleanup:
             if kind is None:
                 self._require_complete()
-                self._file.flush()
                 os.fsync(self._file.fileno())
                 replace_durably(self._part, self._path)
 
@@ -235,7 +248,7 @@ class StreamingWriter:
 
     def _require_complete(self) -> None:
         for name, span in self._spans.items():
-            if self._written[name] < span.end:
+            if self._written[name] != span.num_elements:
                 raise ValueError(f"{self._path}: tensor {name} was not written to its end")
 
 
