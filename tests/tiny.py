@@ -54,6 +54,7 @@ def tiny_config(corpus: Path) -> RunConfig:
             guard_rows=4,
             live_seconds=20.0,
             poll_seconds=0.05,
+            training_poll_seconds=0.05,
             log_seconds=1.0,
         ),
         probe=ProbeConfig(num_rows=4),

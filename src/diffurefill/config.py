@@ -193,7 +193,11 @@ class FleetConfig:
     compact_every: int = 0
     """Generations between two compactions of the store; 0: only by `diffurefill compact`."""
 
-    poll_seconds: float = 10.0
+    poll_seconds: float = 3.0
+    """How often a waiting worker and the merger look at the store."""
+    training_poll_seconds: float = 30.0
+    """How often a worker looks for a newer global in the middle of an interval: each look keeps
+    its GPU waiting, and finds something only when the worker is late."""
     log_seconds: float = 300.0
     """A waiting worker pushes its log this often, so that it is seen to be alive."""
     commits_per_hour: int = 0
@@ -204,8 +208,9 @@ class FleetConfig:
         _require(self.min_partial_steps >= 1, "fleet.min_partial_steps must be at least 1")
         _require(self.min_fresh >= 1, "fleet.min_fresh must be at least 1")
         _require(0.0 <= self.ema_decay < 1.0, "fleet.ema_decay must lie in [0, 1)")
-        times = (self.poll_seconds, self.log_seconds, self.live_seconds, self.lease_seconds)
-        _require(self.grace_seconds >= 0 and min(times) > 0, "fleet times must be positive")
+        polls = (self.poll_seconds, self.training_poll_seconds, self.log_seconds)
+        shortest = min(*polls, self.live_seconds, self.lease_seconds)
+        _require(self.grace_seconds >= 0 and shortest > 0, "fleet times must be positive")
         _require(self.max_norm_ratio > 1, "fleet.max_norm_ratio must be above 1")
         _require(-1 <= self.min_cosine <= 1, "fleet.min_cosine must lie in [-1, 1]")
         _require(self.outer_lr > 0, "fleet.outer_lr must be positive")

@@ -43,6 +43,7 @@ FLEET = FleetConfig(
     live_seconds=200.0,
     lease_seconds=30.0,
     poll_seconds=1.0,
+    training_poll_seconds=1.0,
     log_seconds=20.0,
     codec=CODEC,
 )

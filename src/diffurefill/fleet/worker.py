@@ -264,7 +264,7 @@ class Worker:
             pace = (self._clock() - interval.began) / (interval.steps - first)
             ends = self._session_ends(2.0 * pace + 2.0 * self._push_seconds)
             last = ends or interval.steps == fleet.local_steps
-            if last or self._clock() - polled >= fleet.poll_seconds:
+            if last or self._clock() - polled >= fleet.training_poll_seconds:
                 polled = self._clock()
                 yield from self._lane.beat(len(state.live))
                 if (yield from self._is_overtaken(state)):

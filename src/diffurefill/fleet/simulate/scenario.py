@@ -36,6 +36,7 @@ FLEET = FleetConfig(
     live_seconds=400.0,
     lease_seconds=150.0,
     poll_seconds=10.0,
+    training_poll_seconds=10.0,
     log_seconds=60.0,
     min_partial_steps=2,
 )
