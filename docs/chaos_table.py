@@ -25,8 +25,8 @@ FAULTS = {
     "flip_twice": "changed twice in a row",
     "damaged": "a payload damaged at the hub",
     "global damaged at rest": "the global damaged at the hub",
-    "state damaged at rest": "state.json damaged at the hub",
     "person mends the global": "... until a person rolled back",
+    "state damaged at rest": "state.json damaged at the hub",
     "person mends the state": "... until a person rolled back",
     "disk_full": "this machine's disk full",
     "full": "the hub's storage full",
@@ -70,6 +70,11 @@ WORDS = {
     "ended: Denied": "stopped and said why",
     "ended: Corrupt": "stopped and named the way out",
 }
+UNSEEN = {
+    "fleet lost": "what was pushed is merged first, then all start again",
+    "wall clock jump": "no rule looks at it",
+}
+"""What happens where no process tells."""
 REFETCHED = ("flip", "truncate")
 """What a store itself asks for again: for the actor it went on."""
 
@@ -99,9 +104,9 @@ def fault_table(facts: dict[str, Any]) -> list[str]:
 
 
 def outcomes(kind: str, counts: dict[str, int]) -> str:
-    """The commonest, with their counts; what happens to every process anyhow is left out."""
+    """The commonest, with their counts."""
     if not counts:
-        return "started again; the checks above hold"
+        return UNSEEN.get(kind, "")
     shown = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MAX_OUTCOMES]
     return ", ".join(f"{_words(kind, what)} {count:,}" for what, count in shown)
 

@@ -77,8 +77,7 @@ class World:
         self.wall_error = 0.0
         """What every wall clock is off by: only logs may show it."""
         self.num_restaged = 0
-        """Times that damaged files were put back from a copy, for want of a generation to return
-        to."""
+        """Damaged files that were put back from a copy, for want of a generation to return to."""
         self._num_launched = 0
         self._make_run()
 
@@ -178,8 +177,9 @@ class World:
         return self.kernel.launch(self._unique("person"), make)
 
     def _restage(self) -> None:
-        self.num_restaged += 1
-        self.hub.damaged.clear()
+        head = self.hub.head(MAIN)
+        for ref in head.files.values() if head else ():
+            self.num_restaged += self.hub.damaged.pop(ref.sha256, None) is not None
 
     def _is_whole(self, gen: int) -> bool:
         state = self.ledger.first[gen]
