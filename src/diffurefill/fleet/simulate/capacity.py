@@ -49,7 +49,8 @@ Downlink = Literal["full", "update"]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A fleet and what things take there. Defaults: the report's, as far as it tells."""
+    """A fleet and what things take there. Defaults: the report's machines, as far as it tells, and
+    the product's settings but for what report.py lays over them."""
 
     workers: int = 4
     """The report's 92.8B tokens in 200,000 steps of 131,072 are 3.5 workers."""
@@ -79,7 +80,7 @@ class Setting:
     downlink: Downlink = "full"
     merger: Literal["ours", "report"] = "ours"
     """`report`: the model of the report's merger in report_fleet.py."""
-    poll_seconds: float = 10.0
+    poll_seconds: float = FleetConfig().poll_seconds
     grace_seconds: float = 150.0
     min_fresh: int = 2
     hours: float = 4.0

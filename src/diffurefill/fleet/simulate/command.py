@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from diffurefill.config import UserError
+from diffurefill.config import FleetConfig, UserError
 from diffurefill.fleet.simulate import report
 from diffurefill.fleet.simulate.capacity import Codec, Downlink, Setting
 
@@ -73,7 +73,7 @@ class Simulate:
     """Of one call to the hub."""
     relaunch: str = "10min"
     """From a worker's death to its successor's start."""
-    poll: str = "10s"
+    poll: str = f"{FleetConfig().poll_seconds:g}s"
     """fleet.poll_seconds"""
     grace: str = "150s"
     """fleet.grace_seconds"""
