@@ -287,6 +287,13 @@ def test_i15_a_sound_contribution_that_was_refused(tmp_path: Path) -> None:
         assert violated(fleet) == {"I15"}
 
 
+def test_i15_a_contribution_that_lay_there_and_was_passed_over(fleet: FakeFleet) -> None:
+    """Its merger saw it, and no generation tells what became of it."""
+    untold = replace(fleet.states()[4].roster["1"], seq=1)
+    forge(fleet, 4, lambda s: replace(s, roster={**s.roster, "1": untold}))
+    assert "I15" in violated(fleet)
+
+
 def test_i16_tokens_that_do_not_add_up(fleet: FakeFleet) -> None:
     forge(fleet, 4, lambda s: replace(s, tokens=s.tokens + 1))
     assert violated(fleet) == {"I16"}
@@ -299,4 +306,4 @@ def test_i16_a_version_that_tells_another_story(fleet: FakeFleet) -> None:
 
 def test_i16_a_contribution_that_its_worker_is_not_told_of(fleet: FakeFleet) -> None:
     forge(fleet, 4, lambda s: replace(s, roster={}))
-    assert violated(fleet) == {"I16"}
+    assert violated(fleet) == {"I15", "I16"}

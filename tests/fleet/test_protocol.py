@@ -114,6 +114,7 @@ def advance(state: State = STATE, **changes: Any) -> State:
         "update": None,
         "momentum": None,
         "guard_ce": None,
+        "looked": {},
         "live": [1],
         "max_staleness": 0,
     }

@@ -15,6 +15,7 @@ from diffurefill.config import UserError
 from diffurefill.fleet.audit_findings import INVARIANTS, LIMITS, Audit
 from diffurefill.fleet.audit_history import Reader, insist, read_history
 from diffurefill.fleet.audit_pushes import (
+    check_leftovers,
     check_rejections,
     check_repeats,
     check_steps_of_workers,
@@ -49,6 +50,7 @@ def audit_run(
     check_records(history, audit)
     check_repeats(history, audit)
     check_rejections(history, averager.codecs, audit)
+    check_leftovers(history, audit)
     check_steps_of_workers(history, audit)
     WeightsAudit(history, reader, averager, report).check()
     reader.forget()

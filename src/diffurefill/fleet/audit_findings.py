@@ -22,12 +22,12 @@ INVARIANTS = {
     "I12": "the step grows by the longest merged interval, and workers train at it",
     "I13": "a merge takes the memory of two models at most",
     "I14": "compaction kept the head and the record of every generation",
-    "I15": "no sound contribution was refused",
+    "I15": "what lay on a lane was merged or refused on record, and nothing sound was refused",
     "I16": "what was accepted is in the token count, and every version tells the same of it",
 }
 LIMITS = {
     "I13": "not visible in a store: measured by bench/",
-    "I15": "reasons that rest on bytes, and the order of lanes, are the tests' to check",
+    "I15": "reasons that rest on the bytes of what was refused are the tests' to check",
 }
 """What a store's history cannot show."""
 

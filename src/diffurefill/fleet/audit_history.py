@@ -56,6 +56,8 @@ class Lane:
     boundary: int = 0
     """Files that only versions before this place name may be gone."""
     pushed: dict[Identity, list[Contribution]] = field(default_factory=dict)
+    at: dict[str, Contribution] = field(default_factory=dict)
+    """What lay there, by the version's nonce."""
     log: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -296,17 +298,20 @@ def _lane(reader: Reader, name: str, worker: int) -> Lane:
     if newest is not None and newest.compacted_gen > 0:
         lane.compacted_gen = newest.compacted_gen
         lane.boundary = _first_compacted(lane, head, paths.registration, reader)
-    read: set[Ref] = set()  # versions that push the log alone repeat the manifest
+    read: dict[Ref, Contribution | None] = {}  # pushes of the log alone repeat the manifest
     for index in reversed(range(len(lane.versions))):
         version = lane.versions[index]
         ref = version.files.get(paths.manifest)
-        if ref is None or ref in read:
+        if ref is None:
             continue
-        read.add(ref)
-        gone = index < lane.boundary
-        c = reader.json(version, paths.manifest, records.contribution_from_json, gone)
-        if c is not None:
-            lane.pushed.setdefault(c.identity, []).append(c)
+        if ref not in read:
+            gone = index < lane.boundary
+            c = reader.json(version, paths.manifest, records.contribution_from_json, gone)
+            read[ref] = c
+            if c is not None:
+                lane.pushed.setdefault(c.identity, []).append(c)
+        if (found := read[ref]) is not None:
+            lane.at[version.nonce] = found
     if paths.log in head.files:
         lane.log = reader.read(lambda: _log(reader.store, head.ref(paths.log))) or []
     return lane

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator
 
-from diffurefill.fleet import protocol
+from diffurefill.fleet import protocol, records
 from diffurefill.fleet.audit_findings import Audit
 from diffurefill.fleet.audit_history import History
 from diffurefill.fleet.records import Contribution, Rejected, State
@@ -75,6 +75,21 @@ def check_rejections(history: History, codecs: Collection[str], audit: Audit) ->
         else:
             who = f"worker {rejected.worker}, contribution {rejected.seq}"
             audit.check("I15", true, f"{who} was refused for {rejected.reason}, wrongly")
+
+
+def check_leftovers(history: History, audit: Audit) -> None:
+    """I15: whatever a merger found on a lane is in the generation it made, or was refused."""
+    for gen, state in history.first.items():
+        for name, nonce in state.looked.items():
+            worker = records.worker_of(name)
+            lane = history.lanes.get(worker) if worker is not None else None
+            c = lane.at.get(nonce) if lane else None
+            if c is None:  # compacted away
+                audit.unchecked["I15"] += 1
+                continue
+            who = f"worker {c.worker}, contribution {c.seq}"
+            decided = protocol.was_decided(c, state)
+            audit.check("I15", decided, f"{who} lay there when generation {gen} was made, untold")
 
 
 def _is_true(

@@ -50,6 +50,8 @@ class Collector:
         self._run, self._averager, self._io = run, averager, io
         self._clock, self._report = clock, report
         self._seen: dict[str, str] = {}
+        self.looked: dict[str, str] = {}
+        """{lane: nonce} of the versions whose contribution was judged."""
         self._paces: dict[int, Pace] = {}
         self.begin(None)
 
@@ -102,6 +104,9 @@ class Collector:
         verdict: str = protocol.judge(
             c, now.state, registration, self._averager.codecs, self._run.config.fleet.max_staleness
         )
+        if worker in self.arrived and self.arrived[worker].contribution != c:
+            return None  # one a round
+        self.looked[lane] = version.nonce
         if verdict == "decided" or worker in self.arrived:
             return None
         if verdict == "eligible":

@@ -183,6 +183,7 @@ class Merger:
             update=update,
             momentum=momentum,
             guard_ce=attempt.guard_ce,
+            looked=self._collector.looked,
             live=self._collector.live(),
             max_staleness=self._run.config.fleet.max_staleness,
         )

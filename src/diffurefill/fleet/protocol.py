@@ -160,6 +160,7 @@ def advanced(
     update: Ref | None,
     momentum: Ref | None,
     guard_ce: float | None,
+    looked: Mapping[str, str],
     live: Sequence[int],
     max_staleness: int,
 ) -> State:
@@ -188,6 +189,7 @@ def advanced(
         rejected=tuple(rejected),
         norms=(*state.norms, *(m.norm for m in measured))[-KEPT_NORMS:],
         guard_ce=guard_ce,
+        looked=dict(looked),
         alert="",
         live=tuple(live),
         roster=_decide(state.roster, [*rejected, *accepted]),
@@ -227,6 +229,7 @@ def rolled_back(state: State, target: State) -> State:
         accepted=(),
         measured=(),
         rejected=(),
+        looked={},
         alert="",
         compacted_gen=state.compacted_gen,
         roster=state.roster,

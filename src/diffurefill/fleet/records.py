@@ -199,6 +199,9 @@ class State:
     accepted: tuple[Contribution, ...] = ()
     measured: tuple[Measured, ...] = ()
     rejected: tuple[Rejected, ...] = ()
+    looked: Mapping[str, str] = field(default_factory=dict)
+    """{lane: nonce} of the workers' lanes as they were last read before this generation was made:
+    whatever lay there was accepted or rejected."""
     norms: tuple[float, ...] = ()
     """Norms of the contributions accepted last, oldest first: what a usual one looks like."""
     guard_ce: float | None = None
