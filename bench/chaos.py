@@ -125,6 +125,8 @@ def main() -> int:
     code = code_digest()
     folder = None if arguments.quick else ROOT / "runs" / "chaos" / code
     figures = {**run(num_seeds, folder), "code": code}
+    if folder is not None and code_digest() != code:
+        sys.exit("the code changed meanwhile: a result file would name the wrong one; run it again")
     report("chaos", figures, quick=arguments.quick)
     return 1 if figures["violations"] or figures["mutations_caught"] < len(MUTATIONS) else 0
 
