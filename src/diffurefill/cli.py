@@ -27,6 +27,7 @@ from diffurefill.config import (
     preset_names,
     with_sources,
 )
+from diffurefill.fleet.simulate.command import Simulate
 from diffurefill.store.base import Denied, StoreError, open_store
 
 Weights = Literal["ema", "global"]
@@ -308,6 +309,7 @@ COMMANDS: dict[str, type[Any]] = {
     "rollback": Rollback,
     "compact": Compact,
     "audit": Audit,
+    "simulate": Simulate,
     "train": Train,
     "generate": Generate,
     "infill": Infill,

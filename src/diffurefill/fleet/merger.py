@@ -101,8 +101,11 @@ class Merger:
     def _collect(self, recovering: bool) -> Iterator[float]:
         """Wait for enough contributions; rejections are told at once, with signs of life."""
         fleet, store = self._run.config.fleet, self._run.store
+        num_arrived = 0
         while True:
-            yield fleet.poll_seconds
+            # What arrived while contributions were downloaded is not kept waiting.
+            yield fleet.poll_seconds if len(self._collector.arrived) <= num_arrived else 0.0
+            num_arrived = len(self._collector.arrived)
             lanes = yield from self._io(store.lanes)
             ours = [lane for lane in lanes if records.worker_of(lane) is not None]
             heads = yield from self._io(lambda ours=ours: store.poll([MAIN, *ours]))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from diffurefill.config import FleetConfig, UserError
-from diffurefill.fleet.simulate import report
+from diffurefill.fleet.simulate import campaign, report
 from diffurefill.fleet.simulate.capacity import Codec, Downlink, Setting
 
 SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
@@ -82,8 +82,14 @@ class Simulate:
     seed: int = 0
     json: bool = False
     """Print every figure as JSON."""
+    replay: int | None = None
+    """Instead of all that: tell everything that happens in this seed of `make chaos`."""
+    profile: str | None = None
+    """With --replay: the kind of faults, where the seed was not run with its own."""
 
     def run(self) -> int:
+        if self.replay is not None:
+            return 1 if campaign.replay(self.replay, self.profile) else 0
         setting = self.setting()
         rows = report.run(setting, self.hours, _progress)
         _progress("")
