@@ -86,8 +86,9 @@ def chaos_block(facts: dict[str, Any]) -> str:
         f"`make chaos` on {machine['cpu_count']} CPU cores (results/chaos.json): "
         f"{facts['seeds']:,} simulated fleets, {facts['launches']:,} processes, "
         f"{facts['generations']:,} generations, {sum(facts['injected'].values()):,} faults, "
-        f"**{facts['violations']} violations**; {facts['mutations_caught']} of "
-        f"{facts['mutations']} guards missed by some seed when switched off."
+        f"**{facts['violations']} violations**. Of {facts['mutations']} guards that were switched "
+        f"off one at a time, {facts['mutations_caught']} are missed: some seed then violates an "
+        "invariant."
     )
     return "\n".join([intro, "", *fault_table(facts), "", *guard_table(facts)])
 
