@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from chaos_table import chaos_block  # noqa: E402
+from chaos_table import chaos_block
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/fleet.md")
