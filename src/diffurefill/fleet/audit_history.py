@@ -156,9 +156,18 @@ class Reader:
         ref = version.files.get(path)
         if ref is not None and self._seen.get(ref) is False:
             return None
-        found = self.read(
-            lambda: parse(read_json(self.store, version, path)), may_be_gone=may_be_gone
-        )
+
+        def record() -> T:
+            content = read_json(self.store, version, path)
+            try:
+                return parse(content)
+            except (KeyError, TypeError) as error:
+                at = f"{version.lane}@{version.id}: {path}"
+                raise Corrupt(
+                    f"{at} is not what this version of diffurefill writes ({error})"
+                ) from None
+
+        found = self.read(record, may_be_gone=may_be_gone)
         if ref is not None:
             self._seen[ref] = found is not None
         return found
