@@ -211,6 +211,7 @@ def compare(folder: Path, millions: int, repeats: int) -> dict[str, Any]:
     needed = num_params * (2 * (NUM_DELTAS * 2 + 3 * 4) + 3 * 4) * 1.05
     if shutil.disk_usage(folder).free < needed:
         raise SystemExit(f"this needs {needed / 1e9:.0f} GB of disk: set TMPDIR, or give --params")
+    load = round(os.getloadavg()[0], 2)
     make_files(folder, sizes)
     ways = affordable_ways(num_params)
     runs: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
@@ -241,6 +242,7 @@ def compare(folder: Path, millions: int, repeats: int) -> dict[str, Any]:
         "num_deltas": NUM_DELTAS,
         "codec": CODEC,
         "seed": SEED,
+        "load_average_before": load,
         "runs": runs,
     }
 
