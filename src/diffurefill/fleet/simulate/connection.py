@@ -202,11 +202,12 @@ class SimStore:
 
     def _look(self, lane: str, fault: str | None) -> Version | None:
         versions = self._visible(lane, fault)
+        seen = self.hub.seen_by.setdefault(self.process.name, {})
         if not versions:
+            seen.pop(lane, None)  # a lagging answer may deny a lane that was told before
             return None
         if fault != "back":
             self._saw(versions[-1])
-        seen = self.hub.seen_by.setdefault(self.process.name, {})
         if seen.get(lane, ("", 0.0))[0] != versions[-1].id:
             at = self.process.kernel.now + self.process.spent
             seen[lane] = (versions[-1].id, at)
