@@ -121,7 +121,7 @@ def torment(fleet: Fleet, chance: random.Random, seconds: float) -> Counter[str]
             losses.pop(0)
             fleet.vanish()
             done["fleet losses"] += 1
-        time.sleep(chance.uniform(1.0, 6.0))
+        time.sleep(chance.uniform(3.0, 10.0))
         name, act = chance.choice(sorted(fleet.processes)), chance.choice(ACTS)
         if act == "kill":
             fleet.kill(name)
