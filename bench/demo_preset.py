@@ -16,10 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from _common import report
-from diffurefill.config import RunConfig, load_preset, merge
+from diffurefill.config import RunConfig, load_preset
 from diffurefill.data.documents import open_corpus
 from diffurefill.evaluate.probes import build_probe, held_out_ce
 from diffurefill.runtime import set_threads
+from diffurefill.toml import merge
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer
 
 WIDE = {"width": 192, "layers": 4, "heads": 4, "ffn_width": 512}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from diffurefill import config as configs
-from diffurefill.config import RunConfig, Stage, UserError
+from diffurefill.config import FleetConfig, RunConfig, Stage, UserError
 
 SOURCE = Path(configs.__file__).parent
 
@@ -82,3 +82,17 @@ def test_every_field_is_read_outside_config(section: type) -> None:
     code = "\n".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name != "config.py")
     unread = [f.name for f in dataclasses.fields(section) if not re.search(rf"\.{f.name}\b", code)]
     assert unread == []
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        {"outer_lr": 0.7},
+        {"outer_step": "sgd", "outer_momentum": 0.5},
+        {"outer_step": "replacement", "outer_momentum": 0.5},
+    ],
+)
+def test_an_outer_step_is_given_no_number_that_it_would_ignore(fleet: dict) -> None:
+    with pytest.raises(UserError, match="does nothing"):
+        FleetConfig(**fleet)
+    FleetConfig(outer_step="nesterov", outer_lr=0.7, outer_momentum=0.9)

@@ -215,6 +215,15 @@ class FleetConfig:
         _require(-1 <= self.min_cosine <= 1, "fleet.min_cosine must lie in [-1, 1]")
         _require(self.outer_lr > 0, "fleet.outer_lr must be positive")
         _require(0 <= self.outer_momentum < 1, "fleet.outer_momentum must lie in [0, 1)")
+        replaces, nesterov = self.outer_step == "replacement", self.outer_step == "nesterov"
+        _require(
+            not replaces or self.outer_lr == 1.0,
+            "fleet.outer_lr does nothing with replacement: set fleet.outer_step to sgd",
+        )
+        _require(
+            nesterov or self.outer_momentum == 0.0,
+            "fleet.outer_momentum does nothing but with fleet.outer_step = nesterov",
+        )
         _require(self.snapshot_keep >= 1, "fleet.snapshot_keep must be at least 1")
         counts = (self.max_staleness, self.guard_rows, self.snapshot_every, self.compact_every)
         _require(min(*counts, self.commits_per_hour) >= 0, "fleet counts must not be negative")
