@@ -22,7 +22,7 @@ from _common import report
 from diffurefill.fleet.simulate.chaos import memory_folder
 from diffurefill.fleet.simulate.exhaustive import Bounds, search
 
-MAX_STATES = 3_000_000
+MAX_STATES = 6_000_000
 
 QUICK = (
     Bounds(generations=3),
@@ -39,8 +39,8 @@ FULL = (
     Bounds(generations=2, preemptions=1, crashes=1),
     Bounds(generations=2, preemptions=1, idle=1),
     Bounds(generations=2, preemptions=2),
-    Bounds(generations=1, preemptions=1, crashes=1, lost=1, idle=1),
-    Bounds(generations=1, preemptions=2, crashes=2),
+    Bounds(generations=1, preemptions=1, crashes=1, idle=1),
+    Bounds(generations=1, crashes=1, lost=1, idle=1),
 )
 
 
