@@ -1,0 +1,1 @@
+"""The commands, one class each, which import what they need only when run."""

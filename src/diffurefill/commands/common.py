@@ -1,0 +1,31 @@
+"""What the commands share: lines for people, and what several of them ask for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from diffurefill.config import RunConfig, dumps, with_sources
+from diffurefill.store.base import open_store
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
+
+
+def progress(line: str) -> None:
+    """A line on stderr, rewritten in place on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+
+
+def resolved(settings: RunConfig, data: Sequence[str]) -> RunConfig:
+    """The configuration with --data laid over it, printed."""
+    settings = with_sources(settings, data)
+    say(dumps(settings))
+    return settings
+
+
+def require_access(uri: str) -> None:
+    """Denied now, before torch is loaded, where this process could not write to the run."""
+    open_store(uri).check_access()

@@ -1,0 +1,150 @@
+"""Commands on a model: train one alone, write with it, measure it; and on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional, UseAppendAction
+
+from diffurefill.commands.common import resolved, say
+from diffurefill.config import RunConfig, load_preset
+from diffurefill.store.base import open_store
+
+Weights = Literal["ema", "global"]
+
+
+@dataclass
+class Demo:
+    """The main job on one machine: a fleet that loses members, a model that writes. Minutes."""
+
+    folder: Path | None = None
+    """Where the run goes; a new folder below runs/ by default."""
+    data: tuple[str, ...] = ()
+    """Text to train on: paths, globs or python: (the default)."""
+    generations: int = 48
+    """Generations to publish (at least 8)."""
+    minutes: float = 6.0
+    """Stop training after so long, but not before 8 generations are there."""
+
+    def run(self) -> int:
+        from diffurefill.demo import run_demo
+
+        return run_demo(self.folder, self.data, self.generations, self.minutes)
+
+
+@dataclass
+class Train:
+    """Train on this machine alone, without a fleet; continues where it was interrupted."""
+
+    folder: Positional[Path]
+    """Where weights, log and state go."""
+    steps: int | None = None
+    """Stop at this step; optim.total_steps by default."""
+    preset: str = "demo"
+    config: Path | None = None
+    """A TOML file laid over the preset; flags are laid over both."""
+    data: tuple[str, ...] = ()
+    """Short for --data.sources."""
+    threads: int | None = None
+    settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+
+    def run(self) -> int:
+        from diffurefill.fleet.alone import train_alone
+        from diffurefill.runtime import set_threads
+
+        set_threads(self.threads)
+        train_alone(self.folder, resolved(self.settings, self.data), self.steps, say)
+        return 0
+
+
+@dataclass(kw_only=True)
+class _Writing:
+    """What generate and infill share."""
+
+    model: Positional[str]
+    """A run's store, or a folder made by `train`."""
+    decode: str | None = None
+    """A decode preset (decode-card, decode-left-to-right ...); the run's own by default."""
+    weights: Weights = "ema"
+    seed: int = 0
+    watch: bool = False
+    """Show the canvas pass by pass."""
+
+
+@dataclass(kw_only=True)
+class Generate(_Writing):
+    """Continue prompts by draft and refill."""
+
+    prompt: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """Text to continue; give it several times for several."""
+    num_tokens: int = 96
+    """Tokens to write."""
+
+    def run(self) -> int:
+        from diffurefill.fleet.loading import load
+
+        model = load(self.model, self.weights)
+        texts = model.generate(
+            self.prompt or ("",), self.num_tokens, stages=stages(self.decode), seed=self.seed,
+            watch=self.watch,
+        )  # fmt: skip
+        for text in texts:
+            say(text)
+        return 0
+
+
+@dataclass(kw_only=True)
+class Infill(_Writing):
+    """Fill gaps anywhere in a text, both sides in view."""
+
+    text: str
+    """The text, with [MASK*12] where 12 tokens are to be filled; any number of gaps."""
+
+    def run(self) -> int:
+        from diffurefill.fleet.loading import load
+
+        model = load(self.model, self.weights)
+        text = model.infill(self.text, stages=stages(self.decode), seed=self.seed, watch=self.watch)
+        say(text)
+        return 0
+
+
+@dataclass
+class Probe:
+    """Held-out CE with stored masks, and decoding accuracy, of one or more models."""
+
+    models: Positional[tuple[str, ...]]
+    """Stores, or folders made by `train`."""
+    json: bool = False
+    """Print every figure, per row too, as JSON."""
+
+    def run(self) -> int:
+        from diffurefill.fleet.loading import probe_models
+
+        probe_models(self.models, as_json=self.json)
+        return 0
+
+
+@dataclass
+class Doctor:
+    """What this machine offers, and whether a store on it is safe to use."""
+
+    store: Positional[str | None] = None
+    """A store to test: writes a little, on a lane of its own, and removes it."""
+
+    def run(self) -> int:
+        from diffurefill.runtime import doctor
+
+        for name, value in doctor().items():
+            say(f"{name:<12} {value}")
+        if self.store is not None:
+            open_store(self.store).selftest()
+            say(f"{'store':<12} {self.store}: conditional writes are honoured")
+        return 0
+
+
+def stages(preset: str | None) -> Any:
+    return None if preset is None else load_preset(preset).decode.stages
