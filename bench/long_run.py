@@ -2,7 +2,7 @@
 
     python bench/long_run.py [--quick]
 
-Eight workers that live one to three hours, a merger that is started again, three losses of the
+Eight workers that live one to two and a half hours, a merger that is started again, three losses of the
 whole fleet; nothing real is trained (see fleet/simulate/long_run.py).
 """
 

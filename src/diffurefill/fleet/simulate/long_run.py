@@ -1,6 +1,6 @@
 """The report's run in miniature: two days of notebooks that come and go, in virtual time.
 
-Workers live one to three hours and are started again minutes later, under their number; so is the
+Workers live one to two and a half hours and are started again minutes later, under their number; so is the
 merger. Three times everybody is lost at one moment and nobody comes back for a while. Rounds take
 about nine and a half minutes, as the report's did. Nothing else goes wrong: other faults are
 chaos.py's. Source: spec fleet.md 2.1 and the report's rules.
@@ -96,7 +96,7 @@ class LongRun:
             process = self.world.launch_merger()
         else:
             process = self.world.launch_worker(int(kind[1:]), speed=self._speed(kind))
-        life = self._kernel.chance.uniform(1.0, 3.0) * HOUR
+        life = self._kernel.chance.uniform(1.0, 2.6) * HOUR
         self._kernel.at(self._kernel.now + life, lambda: self._end(kind, process))
 
     def _speed(self, kind: str) -> float:
