@@ -2,8 +2,8 @@
 
     python bench/long_run.py [--quick]
 
-Eight workers that live one to two and a half hours, a merger that is started again, three losses of the
-whole fleet; nothing real is trained (see fleet/simulate/long_run.py).
+Eight workers that live one to two and a half hours, a merger that is started again, three losses of
+the whole fleet; nothing real is trained (see fleet/simulate/long_run.py).
 """
 
 from __future__ import annotations

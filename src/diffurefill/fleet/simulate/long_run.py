@@ -1,8 +1,8 @@
 """The report's run in miniature: two days of notebooks that come and go, in virtual time.
 
-Workers live one to two and a half hours and are started again minutes later, under their number; so is the
-merger. Three times everybody is lost at one moment and nobody comes back for a while. Rounds take
-about nine and a half minutes, as the report's did. Nothing else goes wrong: other faults are
+Workers live one to two and a half hours and are started again minutes later, under their number;
+so is the merger. Three times everybody is lost at one moment and nobody comes back for a while.
+Rounds take about nine minutes, as the report's did. Nothing else goes wrong: other faults are
 chaos.py's. Source: spec fleet.md 2.1 and the report's rules.
 """
 
