@@ -29,7 +29,7 @@ STORES = ("folder", "hub", "s3")
 
 def run_once(store: str, seed: int, seconds: float, folder: Path) -> dict[str, Any]:
     """The record of one run; `passed` is False with the test's last words when it failed."""
-    record = folder / f"{store}-{seed}.jsonl"
+    record, place = folder / f"{store}-{seed}.jsonl", folder / f"{store}-{seed}"
     env = {
         **os.environ,
         "DIFFUREFILL_CHAOS_SECONDS": str(seconds),
@@ -38,12 +38,15 @@ def run_once(store: str, seed: int, seconds: float, folder: Path) -> dict[str, A
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "pytest", "-q", "-m", "slow", "-k", store]
+    command += ["--basetemp", str(place)]
     done = subprocess.run(
         [*command, "tests/fleet/test_chaos.py"], cwd=ROOT, env=env, capture_output=True, text=True
     )
     if done.returncode == 0:
         return {**json.loads(record.read_text()), "passed": True}
-    return {"store": store, "seed": seed, "passed": False, "said": done.stdout[-2000:]}
+    logs = "".join(path.read_text()[-4000:] for path in place.glob("*/log"))
+    said = {"said": done.stdout[-2000:], "log": logs}
+    return {"store": store, "seed": seed, "passed": False, **said}
 
 
 def main() -> None:
