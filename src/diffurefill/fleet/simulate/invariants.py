@@ -104,6 +104,9 @@ class Ledger:
             return
         manifest = parsed(self.blob(version.files[paths.manifest].sha256))
         registration = parsed(self.blob(version.files[paths.registration].sha256))
+        if writer.startswith("liar"):  # writes over what lay there, as nobody of the fleet does
+            overwritten = worker_of(version.lane)
+            self.leftovers = {key for key in self.leftovers if key[0] != overwritten}
         if manifest is not None and registration is not None:
             key = identity(manifest)
             foreign = key[1] != registration["incarnation"] and not writer.startswith("liar")
