@@ -8,16 +8,25 @@ from hypothesis import strategies as st
 
 from diffurefill.fleet import gates
 
+WARM, FRESH = gates.FRESH_STEPS, gates.FRESH_STEPS - 1
+
 
 def test_a_norm_is_unusual_only_against_enough_others() -> None:
-    assert gates.norm_is_usual(1e9, [1.0] * 3, 4.0)
-    assert gates.norm_is_usual(4.0, [1.0] * 4, 4.0)
-    assert not gates.norm_is_usual(4.1, [1.0] * 4, 4.0)
+    assert gates.norm_is_usual(1e9, WARM, [1.0] * 3, 4.0)
+    assert gates.norm_is_usual(4.0, WARM, [1.0] * 4, 4.0)
+    assert not gates.norm_is_usual(4.1, WARM, [1.0] * 4, 4.0)
+
+
+def test_fresh_moments_may_make_longer_steps() -> None:
+    assert gates.norm_is_usual(20.0, FRESH, [1.0] * 4, 4.0)
+    assert not gates.norm_is_usual(20.1, FRESH, [1.0] * 4, 4.0)
+    assert gates.norms_stand_out([1.0, 9.0, 1.0], [WARM, FRESH, WARM]) == [False] * 3
+    assert gates.norms_stand_out([1.0, 16.0, 1.0], [WARM, FRESH, WARM]) == [False, True, False]
 
 
 def test_one_long_delta_stands_out_of_three_but_not_of_two() -> None:
-    assert gates.norms_stand_out([1.0, 9.0]) == [False, False]
-    assert gates.norms_stand_out([1.0, 9.0, 1.0]) == [False, True, False]
+    assert gates.norms_stand_out([1.0, 9.0], [WARM] * 2) == [False, False]
+    assert gates.norms_stand_out([1.0, 9.0, 1.0], [WARM] * 3) == [False, True, False]
 
 
 def test_only_the_delta_that_points_most_against_the_others_is_refused() -> None:

@@ -88,3 +88,19 @@ def test_the_guard_scores_each_global_once(fleet: FakeFleet) -> None:
     assert fleet.until_generation(6)
     assert fleet.guard.num_asked == 1 + 6
     assert fleet.state.guard_ce == pytest.approx(7.0 - 0.01 * fleet.state.gen, abs=0.02)
+
+
+def test_a_fleet_that_starts_again_is_not_refused_for_its_first_long_steps(
+    fleet: FakeFleet,
+) -> None:
+    """Everybody is lost when steps have become short; new moments make long ones for a while."""
+    learners = [fleet.add_worker(n) for n in range(3)]
+    assert fleet.until_generation(30, seconds=9000)
+    for learner in learners:
+        fleet.kill(f"w{learner.number}")
+    for n in range(3):
+        fleet.add_worker(n, f"again{n}", extra={"long": 8})
+    before = fleet.state.gen
+    assert fleet.until_generation(before + 3)
+    assert reasons(fleet) == set()
+    assert fleet.state.norms[-1] == pytest.approx(65**0.5)

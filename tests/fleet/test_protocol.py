@@ -52,6 +52,7 @@ GOOD = Contribution(
     tokens=100,
     cursor_start={"rows": 40},
     cursor_end={"rows": 50},
+    moment_steps=1000,
     delta_norm=1.0,
     loss_mean=2.0,
 )

@@ -151,7 +151,7 @@ class Collector:
         inspection = self._averager.inspect(path, c.codec, base)
         ratio = self._run.config.fleet.max_norm_ratio
         if inspection.fault is None and not gates.norm_is_usual(
-            inspection.norm, now.state.norms, ratio
+            inspection.norm, c.moment_steps, now.state.norms, ratio
         ):
             return "norm", inspection.norm
         return inspection.fault, inspection.norm

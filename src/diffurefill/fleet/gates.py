@@ -13,6 +13,11 @@ from collections.abc import Sequence
 
 MIN_NORMS = 4
 """Accepted norms below which there is no telling what is usual."""
+FRESH_STEPS = 100
+FRESH_SLACK = 5.0
+"""Moments that have seen few steps make steps several times as long (Adam's first ones have the
+length of the learning rate in every element). Without this slack a fleet that starts again after a
+total loss is refused for ever by the norms of its own past."""
 ROUND_RATIO = 3.0
 """Within a round of three or more, a delta longer than so many times the median is refused."""
 GUARD_MARGIN = 0.05
@@ -20,18 +25,26 @@ GUARD_MARGIN = 0.05
 GUARD_SIGMAS = 4.0
 
 
-def norm_is_usual(norm: float, accepted: Sequence[float], max_ratio: float) -> bool:
+def slack(moment_steps: int) -> float:
+    """How many times longer than usual a delta may be for its moments being fresh."""
+    return FRESH_SLACK if moment_steps < FRESH_STEPS else 1.0
+
+
+def norm_is_usual(
+    norm: float, moment_steps: int, accepted: Sequence[float], max_ratio: float
+) -> bool:
     """Against the norms accepted before (the last 20)."""
     if len(accepted) < MIN_NORMS:
         return True
-    return norm <= max_ratio * statistics.median(accepted)
+    return norm <= max_ratio * slack(moment_steps) * statistics.median(accepted)
 
 
-def norms_stand_out(norms: Sequence[float]) -> list[bool]:
+def norms_stand_out(norms: Sequence[float], moment_steps: Sequence[int]) -> list[bool]:
     """Within one round; only three or more can tell."""
     if len(norms) < 3:
         return [False] * len(norms)
-    return [norm > ROUND_RATIO * statistics.median(norms) for norm in norms]
+    usual = ROUND_RATIO * statistics.median(norms)
+    return [n > slack(steps) * usual for n, steps in zip(norms, moment_steps, strict=True)]
 
 
 def cosines_stand_out(cosines: Sequence[float], min_cosine: float) -> list[bool]:

@@ -100,7 +100,9 @@ class Merging:
         )
 
     def _pass_gates(self, base: Base, attempt: Attempt) -> None:
-        stand_out = gates.norms_stand_out([a.norm for a in attempt.merged])
+        stand_out = gates.norms_stand_out(
+            [a.norm for a in attempt.merged], [a.contribution.moment_steps for a in attempt.merged]
+        )
         _refuse(attempt, stand_out, "norm")
         while True:
             payloads = self._payloads(attempt.merged, base.state)

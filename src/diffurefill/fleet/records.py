@@ -99,6 +99,8 @@ class Contribution:
     tokens: int
     cursor_start: Cursor | None
     cursor_end: Cursor | None
+    moment_steps: int
+    """Steps that the optimiser's moments had seen when the interval began: 0 after a start."""
     delta_norm: float
     loss_mean: float
 

@@ -125,6 +125,8 @@ class Worker:
         self._ends_at = clock() + session_seconds
         self._push_seconds = PUSH_SECONDS
         self._seq = self._num_merged = self._num_unsound = self._num_late = 0
+        self._moment_steps = 0
+        """Steps since the optimiser's moments were empty."""
         self._pending: Contribution | None = None
         self._interval = Interval()
         self._pushed_end: Cursor | None = None
@@ -239,6 +241,7 @@ class Worker:
                 "a lower optim.peak_lr"
             )
         self._learner.reset()
+        self._moment_steps = 0
 
     # --- an interval -----------------------------------------------------------------------------
 
@@ -277,6 +280,7 @@ class Worker:
         interval, settings = self._interval, self._run.config
         metrics = self._learner.step(interval.steps)
         interval.steps += 1
+        self._moment_steps += 1
         interval.tokens += metrics["tokens"]
         interval.losses.append(metrics["loss"])
         yield 0.0
@@ -345,6 +349,7 @@ class Worker:
             tokens=interval.tokens,
             cursor_start=state.cursor(self.number),
             cursor_end=self._learner.cursor(),
+            moment_steps=self._moment_steps - interval.steps,
             delta_norm=norm,
             loss_mean=sum(interval.losses) / len(interval.losses),
         )

@@ -246,7 +246,7 @@ class Ledger:
         self.check("I3", told, f"{who}: made on generation {c['base_gen']} or other weights")
         self.check("I3", delta.base in shas, f"{who}: trained from other weights than it says")
         self._check_rows(c, delta, before, who)
-        self._check_sound(delta, before, who)
+        self._check_sound(delta, c, before, who)
         for element in delta.delta:
             was = self.elements.setdefault(element, after["gen"])
             self.check("I4", was == after["gen"], f"{who}: {element} entered generation {was} too")
@@ -262,11 +262,12 @@ class Ledger:
         self.check("I11", length == c["steps"], f"{who}: {length} rows in {c['steps']} steps")
         self.check("I11", c["cursor_end"] == {"rows": delta.rows[1]}, f"{who}: its end cursor")
 
-    def _check_sound(self, delta: Delta, before: Json, who: str) -> None:
+    def _check_sound(self, delta: Delta, c: Json, before: Json, who: str) -> None:
         """What the gates are for. A norm is usual or not only beside others."""
         guarded, norms = self.fleet.guard_rows > 0, before["norms"]
         tells = len(norms) >= gates.MIN_NORMS
-        usual = self.fleet.max_norm_ratio * statistics.median(norms) if tells else math.inf
+        ratio = self.fleet.max_norm_ratio * (5.0 if c["moment_steps"] < 100 else 1.0)
+        usual = ratio * statistics.median(norms) if tells else math.inf
         self.check("I8", delta.finite, f"{who}: it is not finite")
         fits = delta.norm <= (min(usual, 1000.0) if guarded else usual)
         self.check("5.3", fits, f"{who}: its norm is huge")

@@ -154,7 +154,7 @@ def _inspect_blindly(self: Any, payload: Path, codec: str, base: Path) -> Inspec
 def _no_norm_gate() -> Generator[None]:
     with (
         replaced(gates, "norm_is_usual", lambda *norms: True),
-        replaced(gates, "norms_stand_out", lambda norms: [False] * len(norms)),
+        replaced(gates, "norms_stand_out", lambda norms, steps: [False] * len(norms)),
     ):
         yield
 

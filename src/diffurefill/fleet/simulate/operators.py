@@ -107,6 +107,7 @@ def _forged(state: State, number: int, kind: str, name: str) -> Contribution:
         base_gen=state.gen,
         payload=Ref(ABSENT, 0),
         tokens=40,
+        moment_steps=0,
         delta_norm=1.0,
         loss_mean=1.0,
         **{**honest, **LIES[kind][1]},
