@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def trained(config: RunConfig, base_steps: int, local_steps: int, folder: Path) -> dict[str, Any]:
-    corpus = open_corpus(config.data.sources, config.data.text_column)
+    corpus = open_corpus(config.data)
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
 

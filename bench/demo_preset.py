@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def train_for(config: RunConfig, seconds: float) -> dict[str, Any]:
-    corpus = open_corpus(config.data.sources, config.data.text_column)
+    corpus = open_corpus(config.data)
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
     trainer = Trainer(config, corpus, tokenizer, slot=0, interval_steps=config.fleet.local_steps)

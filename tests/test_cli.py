@@ -21,7 +21,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_imports_no_torch(command: str) -> None:
     code = (
         "import sys; from diffurefill.cli import main\n"
-        f"try: main([{command!r}, '--help'])\n"
+        f"try: main([*{command.split()!r}, '--help'])\n"
         "except SystemExit: pass\n"
         "heavy = {'torch', 'pyarrow', 'tokenizers'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from diffurefill import config as configs
-from diffurefill.config import FleetConfig, RunConfig, Stage, UserError
+from diffurefill.config import (
+    DataConfig,
+    FleetConfig,
+    Phase,
+    RunConfig,
+    Source,
+    Stage,
+    UserError,
+)
 
 SOURCE = Path(configs.__file__).parent
 
@@ -74,7 +82,7 @@ def test_the_card_preset_is_the_default_decoder() -> None:
 
 def _sections() -> list[type]:
     hints = [f.default_factory for f in dataclasses.fields(RunConfig) if f.name != "seed"]
-    return [RunConfig, *hints, Stage]
+    return [RunConfig, *hints, Stage, Source, Phase]
 
 
 @pytest.mark.parametrize("section", _sections(), ids=lambda s: s.__name__)
@@ -96,3 +104,99 @@ def test_an_outer_step_is_given_no_number_that_it_would_ignore(fleet: dict) -> N
     with pytest.raises(UserError, match="does nothing"):
         FleetConfig(**fleet)
     FleetConfig(outer_step="nesterov", outer_lr=0.7, outer_momentum=0.9)
+
+
+# --- mixtures ------------------------------------------------------------------------------------
+
+MIX = """
+[[data.sources]]
+name = "web"
+[[data.sources]]
+name = "facts"
+[[data.phases]]
+shares = [["web", 1.0]]
+[[data.phases]]
+from_step = 100
+span_rows = 0.5
+shares = [["web", 0.7], ["facts", 0.3]]
+"""
+
+
+def test_the_mixture_is_a_function_of_the_step_alone() -> None:
+    data = configs.loads(MIX, RunConfig()).data
+    assert data.phase_at(0).shares == data.phase_at(99).shares == (("web", 1.0),)
+    assert data.phase_at(100).shares == data.phase_at(10**9).shares
+    assert dict(data.phase_at(100).shares) == {"web": 0.7, "facts": 0.3}
+    assert (data.phase_at(99).span_rows, data.phase_at(100).span_rows) == (0.0, 0.5)
+
+
+def test_one_source_needs_no_phase() -> None:
+    data = DataConfig(sources=(Source(name="web"),), span_rows=0.25)
+    assert data.phase_at(7) == Phase(shares=(("web", 1.0),), span_rows=0.25)
+
+
+@pytest.mark.parametrize("name", configs.preset_names())
+def test_every_mix_of_a_preset_sums_to_one(name: str) -> None:
+    data = configs.load_preset(name).data
+    for phase in data.phases:
+        assert sum(share for _, share in phase.shares) == pytest.approx(1.0, abs=1e-9)
+
+
+def test_the_presets_mix_as_the_seeds_say() -> None:
+    """Report R63-75 (from step 158.8k), card C49-56 (from step 96.8k)."""
+    report = dict(configs.load_preset("base-1b").data.phase_at(158_800).shares)
+    expected = [0.18, 0.2, 0.15, 0.15, 0.08, 0.07, 0.08, 0.04, 0.05]
+    assert sorted(report.values()) == sorted(expected)
+    card = configs.load_preset("base-1b-card").data
+    assert [share for _, share in card.phase_at(96_800).shares] == [0.56, 0.15] + [0.08] * 3 + [
+        0.05
+    ]
+    assert card.phase_at(96_799).shares == (("ultra-fineweb-l3", 1.0),)
+    assert (card.phase_at(96_799).span_rows, card.phase_at(96_800).span_rows) == (0.0, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("0.3]]", "0.4]]"), r"from step 100 sum to 1\.1, not to 1"),
+        (('["web", 0.7], ["facts", 0.3]', '["web", 1.2], ["facts", -0.2]'), "is negative"),
+        (('["facts", 0.3]', '["fakts", 0.3]'), "unknown sources: fakts; there are web, facts"),
+        (('["facts", 0.3]', '["web", 0.3]'), "names one source twice"),
+        (('name = "facts"', 'name = "web"'), "have the same name"),
+        (("from_step = 100", "from_step = 0"), "ordered by from_step"),
+        (('shares = [["web", 1.0]]', 'from_step = 5\nshares = [["web", 1.0]]'), "from_step = 0"),
+        (("span_rows = 0.5", "span_rows = 1.5"), r"span_rows must lie in \[0, 1\]"),
+        (("[[data.phases]]", "[[data.other]]"), "unknown key"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_named(change: tuple[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        configs.loads(MIX.replace(*change), RunConfig())
+
+
+def test_several_sources_need_their_shares() -> None:
+    with pytest.raises(UserError, match=r"give their shares in \[\[data\.phases\]\]"):
+        DataConfig(sources=(Source(name="a"), Source(name="b")))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"short_rows": 0.1, "short_length": 100}, "must be a multiple of data.short_length"),
+        ({"span_rows": -0.1}, r"shares of rows must lie in \[0, 1\]"),
+        ({"span_rule": "collocations"}, "needs a list: make one with"),
+        ({"sources": ()}, "data.sources is empty"),
+    ],
+)
+def test_rows_that_cannot_be_made_are_refused(fields: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DataConfig(**fields)
+
+
+def test_paths_of_the_command_line_are_one_source_and_mean_the_same_from_any_folder() -> None:
+    mixed = configs.loads(MIX, RunConfig())
+    data = configs.with_paths(mixed, ["a.txt", "hf://datasets/x/y", "python:"]).data
+    assert data.phases == ()
+    assert data.sources[0].paths == (str(Path("a.txt").absolute()), "hf://datasets/x/y", "python:")
+    kept = configs.with_paths(mixed, []).data
+    assert [source.name for source in kept.sources] == ["web", "facts"]

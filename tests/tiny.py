@@ -13,6 +13,7 @@ from diffurefill.config import (
     OptimConfig,
     ProbeConfig,
     RunConfig,
+    Source,
     TrainConfig,
     dumps,
     load_preset,
@@ -38,7 +39,7 @@ def tiny_config(corpus: Path) -> RunConfig:
         load_preset("demo"),
         model=ModelConfig(vocab_size=384, width=32, layers=1, heads=2, ffn_width=32),
         data=DataConfig(
-            sources=(str(corpus),),
+            sources=(Source(paths=(str(corpus),)),),
             tokenizer_pieces=320,
             row_length=32,
             num_slots=3,

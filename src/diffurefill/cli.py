@@ -6,6 +6,7 @@ for (one line says what to do), 130 interrupted.
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import signal
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 import tyro
 
 from diffurefill.commands.common import say
+from diffurefill.commands.data import Inspect, Pack, Preview
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Probe, Train
 from diffurefill.config import UserError, load_file, load_preset, preset_names
@@ -37,19 +39,28 @@ COMMANDS: dict[str, type[Any]] = {
     "infill": Infill,
     "probe": Probe,
     "doctor": Doctor,
+    "data inspect": Inspect,
+    "data preview": Preview,
+    "data pack": Pack,
 }
+"""A command of two words belongs to the group that the first one names."""
 
 
 def parse(argv: Sequence[str]) -> Any:
     """The command object that `argv` (without the program's name) asks for."""
-    name, rest = argv[0], list(argv[1:])
-    command = COMMANDS[name]
+    name = _command_name(argv)
+    command, rest = COMMANDS[name], list(argv[len(name.split()) :])
     prog = f"diffurefill {name}"
     if "settings" not in command.__dataclass_fields__:
         return tyro.cli(command, args=rest, prog=prog)
     base = load_preset(_option(rest, "--preset") or "demo")
     path = _option(rest, "--config")
-    default = command(tyro.MISSING, settings=load_file(path, base) if path else base)
+    required = {
+        f.name: tyro.MISSING
+        for f in dataclasses.fields(command)
+        if f.default is f.default_factory is dataclasses.MISSING
+    }
+    default = command(**required, settings=load_file(path, base) if path else base)
     return tyro.cli(command, args=rest, prog=prog, default=default)
 
 
@@ -63,13 +74,22 @@ def _option(argv: Sequence[str], flag: str) -> str | None:
     return None
 
 
+def _command_name(argv: Sequence[str]) -> str:
+    """The command that `argv` begins with, known or not."""
+    is_group = any(name.startswith(f"{argv[0]} ") for name in COMMANDS)
+    return " ".join(argv[: 1 + is_group])
+
+
 def _title(command: type[Any]) -> str:
     return (command.__doc__ or "").splitlines()[0]
 
 
-def usage() -> str:
+def usage(group: str = "") -> str:
+    """All commands, or those of one group."""
     lines = ["usage: diffurefill COMMAND [options]   (diffurefill COMMAND --help)", ""]
-    lines += [f"  {name:<10} {_title(c)}" for name, c in COMMANDS.items()]
+    shown = {name: command for name, command in COMMANDS.items() if name.startswith(group)}
+    width = max(map(len, shown))
+    lines += [f"  {name:<{width}} {_title(command)}" for name, command in shown.items()]
     return "\n".join([*lines, "", f"presets: {', '.join(preset_names())}"])
 
 
@@ -79,11 +99,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         say(usage())
         return 0 if argv else 2
-    if argv[0] not in COMMANDS:
+    name = _command_name(argv)
+    if name not in COMMANDS:
         import difflib
 
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1) or ["--help"]
-        return _fail(f"no command {argv[0]!r}; did you mean `diffurefill {near[0]}`?", 2)
+        if len(argv) == 1 or argv[1] in ("-h", "--help"):
+            if any(known.startswith(f"{argv[0]} ") for known in COMMANDS):
+                say(usage(f"{argv[0]} "))
+                return 0 if len(argv) > 1 else 2
+        near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
+        return _fail(f"no command {name!r}; did you mean `diffurefill {near[0]}`?", 2)
     started = time.monotonic()
     try:
         return parse(argv).run()

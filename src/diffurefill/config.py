@@ -49,36 +49,137 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Source:
+    """One source of documents; a mixture draws from it by its name."""
+
+    name: str = "text"
+    paths: tuple[str, ...] = ("python:",)
+    """`python:` (the standard library of this interpreter), or files, folders and globs of Parquet,
+    JSONL and text: local, `hf://datasets/...`, `s3://`, `gs://`, `az://`, or an `https://` file."""
+    text_column: str = "text"
+    """Name of the text field in Parquet and JSONL."""
+    has_spans: bool = True
+    """False for code and mathematics: no spans are looked for in them."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.paths), f"data source {self.name!r} has no paths: name at least one")
+
+
+Shares = tuple[tuple[str, float], ...]
+"""(name of a source, share of the documents drawn) pairs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """The mixture in force from a global step on."""
+
+    from_step: int = 0
+    shares: Shares = ((Source().name, 1.0),)
+    span_rows: float | None = None
+    """As data.span_rows, which is in force where this is left out."""
+
+    def __post_init__(self) -> None:
+        total = sum(share for _, share in self.shares)
+        _require(
+            abs(total - 1.0) < 1e-6,
+            f"the shares of the data phase from step {self.from_step} sum to {total:g}, not to 1",
+        )
+        _require(
+            all(share >= 0 for _, share in self.shares),
+            f"a share of the data phase from step {self.from_step} is negative",
+        )
+        _require(0.0 <= (self.span_rows or 0.0) <= 1.0, "a phase's span_rows must lie in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Where text comes from and how it becomes rows."""
 
-    sources: tuple[str, ...] = ("python:",)
-    """`python:` (the standard library of this interpreter), or paths and globs of Parquet, JSONL
-    and text files, or folders of them."""
-    text_column: str = "text"
-    """Name of the text field in Parquet and JSONL."""
-    tokenizer: str = "train"
-    """`train` trains a byte-fallback BPE on the sources; otherwise the path of a tokenizer.json."""
-    tokenizer_pieces: int = 8192
-    """Size of the trained BPE, specials included."""
-    row_length: int = 2048
-    """T: tokens in a row."""
-    num_slots: int = 16
-    """Disjoint shares of the documents; a worker reads exactly one. Fixed for the run."""
+    sources: tuple[Source, ...] = (Source(),)
+    phases: tuple[Phase, ...] = ()
+    """Which shares of the documents the sources get, and when; may be left out for one source."""
+    probe_sources: tuple[Source, ...] = ()
+    """Sources to probe with: no document of theirs is ever trained on, wherever else it stands.
+    Without any, the held-out share of the training sources is what the probes read."""
     held_out_fraction: float = 0.01
     """Share of documents, chosen by their hash, that no worker ever reads."""
+    tokenizer: str = "train"
+    """`train` trains a byte-fallback BPE on the sources; otherwise the path of a tokenizer.json, of
+    a SentencePiece model, of a folder with either, or `hf://user/repo`."""
+    tokenizer_pieces: int = 8192
+    """Size of the trained BPE, specials included."""
+    encoder: Literal["tokenizers", "gigatoken"] = "tokenizers"
+    """What encodes; gigatoken is faster and must first give the same tokens for a sample."""
+    row_length: int = 2048
+    """T: tokens in a row."""
+    packing: Literal["best_fit", "chop"] = "best_fit"
+    """`chop` fills rows in order and cuts every document that crosses an edge."""
     open_rows: int = 16
     """Rows that best-fit packing keeps open at once."""
+    short_rows: float = 0.0
+    """Share of rows that are cut into segments which do not see each other."""
+    short_length: int = 128
+    """Tokens in such a segment."""
+    short_mode: Literal["reshape", "docstart"] = "reshape"
+    """`reshape` cuts a row as it is; `docstart` begins every segment with a document's start."""
+    span_rows: float = 0.0
+    """Share of rows in which whole spans are masked or left."""
+    span_rule: Literal["S1", "S0", "collocations"] = "S1"
+    """Salient spans by rule S1 or S0 (docs/data.md), or the word sequences of a list."""
+    collocations: str = ""
+    """The list, made by `diffurefill data collocations`."""
+    num_slots: int = 16
+    """Disjoint shares of the documents; a worker reads exactly one. Fixed for the run."""
 
     def __post_init__(self) -> None:
-        _require(
-            bool(self.sources),
-            "data.sources is empty: name at least one source, for example python:",
-        )
-        _require(self.row_length >= 8, "data.row_length must be at least 8 tokens")
-        _require(self.num_slots >= 1, "data.num_slots must be at least 1")
+        _require(bool(self.sources), "data.sources is empty: name at least one source")
+        names = [source.name for source in self.sources]
+        _require(len(set(names)) == len(names), "two of data.sources have the same name")
+        self._check_phases(names)
         _require(0.0 < self.held_out_fraction < 0.5, "data.held_out_fraction must lie in (0, 0.5)")
+        _require(self.row_length >= 8, "data.row_length must be at least 8 tokens")
         _require(self.open_rows >= 1, "data.open_rows must be at least 1")
+        _require(self.num_slots >= 1, "data.num_slots must be at least 1")
+        shares = (self.short_rows, self.span_rows)
+        _require(0.0 <= min(shares) <= max(shares) <= 1.0, "shares of rows must lie in [0, 1]")
+        _require(
+            self.short_rows == 0.0
+            or (self.short_length >= 8 and self.row_length % self.short_length == 0),
+            f"data.row_length {self.row_length} must be a multiple of data.short_length "
+            f"{self.short_length}, and that at least 8 tokens",
+        )
+        _require(
+            self.span_rule != "collocations" or bool(self.collocations),
+            "data.span_rule = collocations needs a list: make one with `diffurefill data "
+            "collocations` and name it in data.collocations",
+        )
+
+    def _check_phases(self, names: list[str]) -> None:
+        if not self.phases:
+            _require(
+                len(names) == 1,
+                f"there are {len(names)} data sources: give their shares in [[data.phases]]",
+            )
+            return
+        steps = [phase.from_step for phase in self.phases]
+        _require(steps[0] == 0, "the first of data.phases must have from_step = 0")
+        _require(steps == sorted(set(steps)), "data.phases must be ordered by from_step")
+        for phase in self.phases:
+            drawn = [name for name, _ in phase.shares]
+            unknown = sorted(set(drawn) - set(names))
+            _require(
+                not unknown,
+                f"data.phases name unknown sources: {', '.join(unknown)}; there are "
+                f"{', '.join(names)}",
+            )
+            _require(len(set(drawn)) == len(drawn), "a data phase names one source twice")
+
+    def phase_at(self, step: int) -> Phase:
+        """The phase in force at global `step`: a function of the step alone."""
+        if not self.phases:
+            return Phase(shares=((self.sources[0].name, 1.0),), span_rows=self.span_rows)
+        phase = [phase for phase in self.phases if phase.from_step <= step][-1]
+        return phase if phase.span_rows is not None else replace(phase, span_rows=self.span_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,12 +443,28 @@ def load_file(path: str | Path, base: RunConfig) -> RunConfig:
     return loads(text, base, where=str(path))
 
 
-def with_sources(config: RunConfig, sources: Sequence[str]) -> RunConfig:
-    """`config` reading `sources` (its own where empty), local paths made absolute: a run's
-    configuration must mean the same from any folder."""
-    chosen = sources or config.data.sources
-    absolute = tuple(s if s == "python:" else str(Path(s).absolute()) for s in chosen)
-    return replace(config, data=replace(config.data, sources=absolute))
+def with_paths(config: RunConfig, paths: Sequence[str]) -> RunConfig:
+    """`config` reading `paths` as its only source (its own sources where empty), with local paths
+    made absolute: a run's configuration must mean the same from any folder."""
+    data = config.data
+    if paths:
+        source = replace(data.sources[0], name=Source().name, paths=tuple(paths))
+        data = replace(data, sources=(source,), phases=())
+    data = replace(
+        data,
+        sources=tuple(_absolute(source) for source in data.sources),
+        probe_sources=tuple(_absolute(source) for source in data.probe_sources),
+    )
+    return replace(config, data=data)
+
+
+def _absolute(source: Source) -> Source:
+    paths = (_absolute_path(p) for p in source.paths)
+    return replace(source, paths=tuple(paths))
+
+
+def _absolute_path(path: str) -> str:
+    return path if path == "python:" or "://" in path else str(Path(path).absolute())
 
 
 def loads(text: str, base: RunConfig, where: str = "config") -> RunConfig:

@@ -1,6 +1,7 @@
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -8,48 +9,41 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.config import UserError
+from diffurefill.config import DataConfig, Phase, Source, UserError
 from diffurefill.data import documents
+from diffurefill.data.cursors import SourceCursor
 from diffurefill.data.documents import (
     Corpus,
-    Cursor,
     held_out_documents,
-    is_held_out,
     open_corpus,
-    read_documents,
+    pin_sources,
+    text_key,
+    texts_of,
     training_texts,
 )
+from diffurefill.data.slots import Slot, read_source
+from tests.data.conftest import HELD_OUT, all_texts, data_config, sentence
 
-MakeCorpus = Callable[[Sequence[int]], Corpus]
-FRACTION = 0.2
-
-
-def all_texts(corpus: Corpus) -> list[str]:
-    return [text for unit in range(len(corpus.units)) for text in corpus.texts(unit)]
+MakeCorpus = Callable[..., Corpus]
+DATA = data_config("unused")
 
 
-def read(
-    corpus: Corpus, slot: int, num_slots: int, cursor: Cursor | None = None, seed: int = 0
-) -> list[tuple[str, Cursor]]:
-    """The slot's documents from `cursor` to the end of the second epoch."""
-    found = []
-    stream = read_documents(
-        corpus,
-        seed=seed,
-        slot=slot,
-        num_slots=num_slots,
-        cursor=cursor or Cursor(),
-        held_out_fraction=FRACTION,
-    )
-    for text, after in stream:
-        if after.epoch == 2:
-            break
-        found.append((text, after))
+def write_jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("\n".join(json.dumps({"text": text}) for text in texts))
+    return path
+
+
+def trained_on(corpus: Corpus, num_slots: int = 2) -> set[str]:
+    """Every document that any slot gives in its first epoch."""
+    found = set()
+    for source in corpus.sources.values():
+        for number in range(num_slots):
+            slot = Slot(number, num_slots, 0)
+            for text, after in read_source(source, slot, SourceCursor(), corpus.is_held_out):
+                if after.epoch:
+                    break
+                found.add(text)
     return found
-
-
-def epoch_texts(found: list[tuple[str, Cursor]], epoch: int) -> list[str]:
-    return [text for text, after in found if after.epoch == epoch]
 
 
 # --- the split -----------------------------------------------------------------------------------
@@ -57,137 +51,106 @@ def epoch_texts(found: list[tuple[str, Cursor]], epoch: int) -> list[str]:
 
 @given(st.text(st.characters(exclude_categories=["Cs"])), st.floats(0.001, 0.5))
 def test_the_split_depends_on_the_text_alone(text: str, fraction: float) -> None:
-    share = int(hashlib.sha256(text.encode()).hexdigest()[:16], 16) / 2**64
-    assert is_held_out(text, fraction) == (share < fraction)
+    plain = " ".join(text.casefold().split())
+    share = int(hashlib.sha256(plain.encode()).hexdigest()[:16], 16) / 2**64
+    assert Corpus({}, (), frozenset(), fraction).is_held_out(text) == (share < fraction)
+
+
+def test_a_copy_with_other_blanks_or_letter_case_is_a_copy() -> None:
+    assert text_key("The  Owl\n\nran.") == text_key("the owl ran. ")
+    assert text_key("The owl ran.") != text_key("The owl runs.")
 
 
 def test_about_the_asked_share_is_held_out() -> None:
-    held_out = sum(is_held_out(f"document {n}", 0.1) for n in range(10_000))
+    corpus = Corpus({}, (), frozenset(), 0.1)
+    held_out = sum(corpus.is_held_out(f"document {n}") for n in range(10_000))
     assert 900 < held_out < 1_100
 
 
 def test_no_training_reader_ever_sees_a_held_out_document(make_corpus: MakeCorpus) -> None:
-    corpus = make_corpus([30, 30])
-    held_out = set(held_out_documents(corpus, FRACTION))
+    corpus = make_corpus([30, 30], 3)
+    held_out = set(held_out_documents(corpus, DATA))
     assert held_out
-    for slot in range(3):
-        assert held_out.isdisjoint(text for text, _ in read(corpus, slot, 3))
-    assert held_out.isdisjoint(training_texts(corpus, FRACTION, 10**6))
+    assert held_out.isdisjoint(trained_on(corpus, 3))
+    assert held_out.isdisjoint(training_texts(corpus, DATA, 10**6))
 
 
 def test_held_out_and_training_documents_together_are_the_corpus(make_corpus: MakeCorpus) -> None:
     corpus = make_corpus([30, 30])
-    both = [*held_out_documents(corpus, FRACTION), *training_texts(corpus, FRACTION, 10**6)]
+    both = [*held_out_documents(corpus, DATA), *training_texts(corpus, DATA, 10**6)]
     assert sorted(both) == sorted(all_texts(corpus))
 
 
-def test_no_held_out_document_at_all_is_an_error(make_corpus: MakeCorpus) -> None:
+def test_planted_copies_of_held_out_documents_are_never_trained_on(tmp_path: Path) -> None:
+    """Planted in another source, and reflowed or lower-cased there."""
+    web = write_jsonl(tmp_path / "web.jsonl", [sentence(n) for n in range(60)])
+    plain = data_config(web)
+    held_out = list(held_out_documents(open_corpus(plain), plain))
+    copies = [held_out[0], held_out[1].upper(), held_out[2].replace(" ", "\n"), f" {held_out[3]} "]
+    planted = write_jsonl(tmp_path / "facts.jsonl", [*copies, *(f"fact {n}" for n in range(20))])
+    sources = tuple(Source(name=p.stem, paths=(str(p),)) for p in (web, planted))
+    phases = (Phase(shares=(("web", 0.5), ("facts", 0.5))),)
+    data = replace(plain, sources=sources, phases=phases)
+    seen = trained_on(open_corpus(data))
+    assert len(seen) > 40
+    assert seen.isdisjoint({*held_out, *copies})
+    # With another held-out share alone they are ordinary documents: the test can fail.
+    other = replace(data, held_out_fraction=1e-9)
+    assert set(copies) <= trained_on(open_corpus(other))
+
+
+def test_documents_of_a_probe_source_are_never_trained_on(tmp_path: Path) -> None:
+    texts = [sentence(n) for n in range(40)]
+    web = write_jsonl(tmp_path / "web.jsonl", texts)
+    probe = write_jsonl(tmp_path / "probe.jsonl", [texts[3].upper(), texts[7], "only in the probe"])
+    plain = replace(data_config(web), held_out_fraction=1e-9)
+    assert {texts[3], texts[7]} <= trained_on(open_corpus(plain))
+    data = replace(plain, probe_sources=(Source(name="wiki", paths=(str(probe),)),))
+    corpus = open_corpus(data)
+    assert trained_on(corpus) == set(texts) - {texts[3], texts[7]}
+    assert {texts[3], texts[7]}.isdisjoint(training_texts(corpus, data, 10**6))
+    assert set(held_out_documents(corpus, data)) == set(texts_of(corpus.probe_sources[0]))
+
+
+def test_a_text_that_stands_twice_is_probed_once(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [sentence(n % 20) for n in range(60)])
+    data = data_config(path)
+    found = list(held_out_documents(open_corpus(data), data))
+    assert len(found) == len(set(found)) > 0
+
+
+def test_no_held_out_document_at_all_is_an_error(tmp_path: Path) -> None:
+    data = replace(data_config(write_jsonl(tmp_path / "a.jsonl", ["x"])), held_out_fraction=1e-9)
     with pytest.raises(UserError, match=r"raise data\.held_out_fraction"):
-        list(held_out_documents(make_corpus([3]), 1e-9))
+        list(held_out_documents(open_corpus(data), data))
+
+
+def test_the_probe_draws_from_the_sources_by_their_shares(tmp_path: Path) -> None:
+    paths = {
+        name: write_jsonl(tmp_path / f"{name}.jsonl", [f"{name} {n}" for n in range(1000)])
+        for name in ("web", "facts", "later")
+    }
+    sources = tuple(Source(name=n, paths=(str(p),)) for n, p in paths.items())
+    first = Phase(shares=(("web", 0.8), ("facts", 0.2)))
+    data = replace(
+        DATA, sources=sources, phases=(first, Phase(from_step=9, shares=(("later", 1.0),)))
+    )
+    found = list(islice(held_out_documents(open_corpus(data), data), 150))
+    share = sum(text.startswith("web") for text in found) / len(found)
+    assert 0.7 < share < 0.9
+    assert not any(text.startswith("later") for text in found)
 
 
 def test_the_sample_takes_from_every_unit_and_stays_within_its_size(
     make_corpus: MakeCorpus,
 ) -> None:
     corpus = make_corpus([50] * 6)
-    sample = list(training_texts(corpus, FRACTION, 6_000))
+    sample = list(training_texts(corpus, DATA, 6_000))
     assert 4_000 < sum(map(len, sample)) <= 6_000
-    assert sample == list(training_texts(corpus, FRACTION, 6_000))
-    units = [set(corpus.texts(unit)) for unit in range(6)]
+    assert sample == list(training_texts(corpus, DATA, 6_000))
+    texts = all_texts(corpus)
+    units = [set(texts[start : start + 50]) for start in range(0, 300, 50)]
     assert all(any(text in unit for text in sample) for unit in units)
-
-
-# --- slots ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("sizes", [[40], [25, 0, 15], [1] * 40, [7] * 8, [1, 30, 1, 2, 1, 5]])
-def test_slots_are_disjoint_and_together_hold_all_training_documents(
-    make_corpus: MakeCorpus, sizes: list[int], num_slots: int
-) -> None:
-    corpus = make_corpus(sizes)
-    expected = sorted(text for text in all_texts(corpus) if not is_held_out(text, FRACTION))
-    slots = [read(corpus, slot, num_slots) for slot in range(num_slots)]
-    for epoch in (0, 1):
-        assert sorted(text for found in slots for text in epoch_texts(found, epoch)) == expected
-
-
-def test_a_slot_owns_the_same_documents_in_every_epoch_in_another_order(
-    make_corpus: MakeCorpus,
-) -> None:
-    for sizes in ([40], [3] * 20):
-        found = read(make_corpus(sizes), 1, 2)
-        first, second = epoch_texts(found, 0), epoch_texts(found, 1)
-        assert sorted(first) == sorted(second)
-        assert first != second
-
-
-def test_the_order_depends_on_the_seed(make_corpus: MakeCorpus) -> None:
-    corpus = make_corpus([60])
-    assert read(corpus, 0, 1, seed=0) != read(corpus, 0, 1, seed=1)
-
-
-@pytest.mark.parametrize("sizes", [[2], [1, 1]])
-def test_fewer_documents_than_slots_is_an_error_and_no_endless_loop(
-    make_corpus: MakeCorpus, sizes: list[int]
-) -> None:
-    corpus = make_corpus(sizes)
-    with pytest.raises(UserError, match=r"lower data\.num_slots or add text"):
-        read(corpus, 2, 3)
-
-
-@pytest.mark.parametrize("slot", [-1, 4])
-def test_a_slot_out_of_range_is_refused(make_corpus: MakeCorpus, slot: int) -> None:
-    with pytest.raises(UserError, match=r"data\.num_slots is 4"):
-        read(make_corpus([9]), slot, 4)
-
-
-# --- cursors -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("sizes", [[23, 0, 9], [3] * 20])
-def test_reading_from_any_cursor_equals_the_unbroken_run(
-    make_corpus: MakeCorpus, sizes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "_BLOCK_DOCUMENTS", 4)
-    corpus = make_corpus(sizes)
-    unbroken = read(corpus, 1, 3)
-    for done, (_, after) in enumerate(unbroken, start=1):
-        assert read(corpus, 1, 3, after) == unbroken[done:]
-
-
-def test_a_block_ends_when_its_documents_are_long(
-    make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(documents, "_BLOCK_CHARS", 1)
-    corpus = make_corpus([40])
-    texts = epoch_texts(read(corpus, 0, 1), 0)
-    assert texts == [text for text in all_texts(corpus) if not is_held_out(text, FRACTION)]
-
-
-def test_a_unit_is_not_read_beyond_the_block_that_is_wanted(
-    make_corpus: MakeCorpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    corpus = make_corpus([5_000])
-    num_read = 0
-
-    def counted(unit: object, text_column: str) -> object:
-        nonlocal num_read
-        for number in range(5_000):
-            num_read += 1
-            yield f"document {number}"
-
-    monkeypatch.setattr(documents, "read_texts", counted)
-    stream = read_documents(
-        corpus, seed=0, slot=0, num_slots=1, cursor=Cursor(), held_out_fraction=FRACTION
-    )
-    list(islice(stream, 10))
-    assert num_read < 1_500
-
-
-@given(st.builds(Cursor, *[st.integers(0, 10**9)] * 4))
-def test_a_cursor_survives_json(cursor: Cursor) -> None:
-    assert Cursor.from_json(json.loads(json.dumps(cursor.to_json()))) == cursor
 
 
 # --- the corpus ----------------------------------------------------------------------------------
@@ -198,20 +161,39 @@ def test_the_fingerprint_ignores_where_files_lie_and_sees_their_size(tmp_path: P
     for folder, text in [("here", "abc"), ("there", "abc"), ("other", "abcd")]:
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "a.txt").write_text(text)
-        prints.append(open_corpus([str(tmp_path / folder)], "text").fingerprint)
+        prints.append(open_corpus(data_config(tmp_path / folder)).fingerprint)
     assert prints[0] == prints[1] != prints[2]
     assert len(prints[0]) == 64
 
 
-def test_a_file_named_by_two_sources_is_read_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("abc")
-    assert len(open_corpus([str(path), str(tmp_path)], "text").units) == 1
+def test_the_fingerprint_sees_a_probe_source(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["x", "y"])
+    probe = Source(name="probe", paths=(str(write_jsonl(tmp_path / "p.jsonl", ["z"])),))
+    plain = data_config(path)
+    changed = replace(plain, probe_sources=(probe,))
+    assert open_corpus(plain).fingerprint != open_corpus(changed).fingerprint
 
 
-@pytest.mark.parametrize("content", [None, "", " \n\n "])
-def test_a_corpus_without_text_is_refused(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "a.txt").write_text(content)
-    with pytest.raises(UserError, match="no text in"):
-        open_corpus([str(tmp_path)], "text")
+def test_a_file_named_by_two_paths_is_read_once(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["x"])
+    assert open_corpus(data_config(path, tmp_path)).num_units == 1
+
+
+@pytest.mark.parametrize("content", ["", " \n\n "])
+def test_a_source_without_text_is_refused_by_name(tmp_path: Path, content: str) -> None:
+    (tmp_path / "a.txt").write_text(content)
+    with pytest.raises(UserError, match="no text in the data source 'text'"):
+        open_corpus(data_config(tmp_path / "a.txt"))
+
+
+def test_pinning_reaches_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(documents, "pinned", lambda path: path.replace("@main", "@commit"))
+    source = Source(paths=("hf://datasets/a/b@main", "c@main"))
+    data = DataConfig(sources=(source,), probe_sources=(Source(name="p", paths=("d@main",)),))
+    fixed = pin_sources(data)
+    assert fixed.sources[0].paths == ("hf://datasets/a/b@commit", "c@commit")
+    assert fixed.probe_sources[0].paths == ("d@commit",)
+
+
+def test_held_out_fraction_comes_from_the_configuration(make_corpus: MakeCorpus) -> None:
+    assert make_corpus([5]).held_out_fraction == HELD_OUT

@@ -1,28 +1,16 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
 
 from diffurefill.config import UserError
-from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data" / "tokenizer"
-MINICPM = SHARED / "minicpm4" / "tokenizer.json"
-
-CODE = "def add(self, x):\n    if x > 0:\n        return self.total + x\n\n\nclass Sum:\n" * 20
-MODEL = train_tokenizer([CODE, "the cat sat on the mat; the hat sat on the cat. " * 20], 420)
-
-any_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
-tricky_text = st.lists(
-    st.sampled_from(
-        ["<s>", "</s>", "<0x0A>", "\u2581", " ", "\n", "\t", "\r\n", "\0", "a", "\u00e9"]
-    )
-).map("".join)
+from diffurefill.data.tokenizer import Tokenizer, load_tokenizer
+from tests.data.kinds import CODE, KINDS, MODEL, any_text, every_kind, tricky_text
 
 
 @given(any_text | tricky_text)
@@ -56,11 +44,6 @@ def test_bytes_that_are_no_utf8_decode_to_replacement_characters() -> None:
     assert MODEL.decode([*MODEL.encode("a"), *half, *MODEL.encode("c")]) == "a\ufffd\ufffdc"
 
 
-def test_words_keep_their_space_and_lines_their_indentation() -> None:
-    pieces = [MODEL.decode([piece]) for piece in MODEL.encode("\n    return self.total")]
-    assert pieces == ["\n    ", "return", " self", ".", "total"]
-
-
 def test_ids_are_pieces_then_mask_then_pad() -> None:
     assert (MODEL.mask_id, MODEL.pad_id) == (MODEL.num_pieces, MODEL.num_pieces + 1)
     assert MODEL.num_pieces <= 420
@@ -87,35 +70,6 @@ def test_json_round_trip_keeps_every_id() -> None:
     text = CODE + "<s>\u2603"
     assert again.encode(text) == MODEL.encode(text)
     assert again.to_json() == MODEL.to_json()
-
-
-def test_training_again_in_another_process_gives_the_same_tokenizer() -> None:
-    # 40 characters tie in frequency for the last places of an alphabet of 37.
-    text = "".join(chr(0x4E00 + n) for n in range(40))
-    code = (
-        "import hashlib, sys; from diffurefill.data.tokenizer import train_tokenizer\n"
-        "made = train_tokenizer([sys.argv[1]], 300).to_json()\n"
-        "print(hashlib.sha256(made.encode()).hexdigest())"
-    )
-    command = [sys.executable, "-c", code, text]
-    outputs = {subprocess.run(command, capture_output=True, check=True).stdout for _ in range(3)}
-    assert len(outputs) == 1
-
-
-def test_the_vocabulary_is_no_larger_than_asked() -> None:
-    for num_pieces in (300, 333, 350):
-        assert train_tokenizer([CODE], num_pieces).num_pieces <= num_pieces
-
-
-@pytest.mark.parametrize("texts", [[], [""]])
-def test_training_on_no_text_is_refused(texts: list[str]) -> None:
-    with pytest.raises(UserError, match=r"add text to data\.sources"):
-        train_tokenizer(texts, 1024)
-
-
-def test_a_vocabulary_too_small_for_the_bytes_is_refused() -> None:
-    with pytest.raises(UserError, match="use at least 300"):
-        train_tokenizer([CODE], 258)
 
 
 def _without(*names: str) -> str:
@@ -165,14 +119,48 @@ def test_padding_and_truncation_set_in_a_file_are_ignored() -> None:
     assert loaded.encode_batch([CODE, "cat"]) == MODEL.encode_batch([CODE, "cat"])
 
 
-@pytest.mark.skipif(not MINICPM.exists(), reason="the shared MiniCPM4 tokenizer is not here")
-def test_a_real_tokenizer_loads_with_mask_above_its_added_tokens() -> None:
-    loaded = load_tokenizer(MINICPM)
-    assert loaded.mask_id == 73_448  # the declared vocabulary ends at 73,440
-    assert loaded.encode("The cat")[0] == 1507
-    for text in ["<s> <|im_end|> <0x0A>", "  two\n\tlines", "\u65e5\u672c\U0001f600\0"]:
-        assert loaded.decode(loaded.encode(text)) == text
-        assert max(loaded.encode(text)) < 73_440
-    allowed = loaded.emittable(73_760)
-    assert not allowed[[0, loaded.bos_id, *range(73_440, 73_760)]].any()
-    assert allowed[loaded.eos_id]
+# --- documents ------------------------------------------------------------------------------------
+
+
+@every_kind
+def test_a_document_is_bos_its_text_and_eos_and_a_prompt_is_its_beginning(kind: str) -> None:
+    tokenizer = KINDS[kind]
+    text = "the cat sat"
+    document = tokenizer.document(text)
+    assert document == [tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id]
+    assert document == tokenizer.wrap(tokenizer.encode_batch([text])[0])
+    assert document[:-1] == tokenizer.prompt(text)
+
+
+@every_kind
+def test_a_text_inside_a_document_is_encoded_as_there(kind: str) -> None:
+    tokenizer = KINDS[kind]
+    whole = tokenizer.encode("the cat sat on the mat")
+    assert whole == tokenizer.encode("the cat sat") + tokenizer.encode_inner(" on the mat")
+    assert tokenizer.decode_inner(tokenizer.encode_inner(" on the mat")) == " on the mat"
+    assert tokenizer.encode_inner(" on") == tokenizer.encode("the on")[-1:]
+
+
+def test_a_special_is_not_read_inside_a_document_either() -> None:
+    for tokenizer in KINDS.values():
+        ids = tokenizer.encode_inner("a<s></s><|endoftext|>")
+        assert {tokenizer.bos_id, tokenizer.eos_id}.isdisjoint(ids)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "WordLevel"])
+def test_a_tokenizer_that_does_not_keep_text_is_refused(tmp_path: Path, kind: str) -> None:
+    vocab = {"<s>": 0, "</s>": 1, "[UNK]": 2}
+    path = tmp_path / "tokenizer.json"
+    Backend(getattr(models, kind)(vocab, unk_token="[UNK]")).save(str(path))
+    with pytest.raises(UserError, match=f"{kind} tokenizer does not keep a text"):
+        load_tokenizer(path)
+
+
+def test_merges_that_spell_a_special_are_left_out() -> None:
+    record = json.loads(KINDS["word start always"].to_json())
+    vocab = record["model"]["vocab"]
+    vocab["<"], vocab["<s"] = len(vocab), len(vocab) + 1
+    record["model"]["merges"] = [["<", "s"], ["<s", ">"], *record["model"]["merges"]]
+    loaded = Tokenizer.from_json(json.dumps(record))
+    assert vocab["<s"] in loaded.encode("a<s>")
+    assert loaded.bos_id not in loaded.encode("a<s>")

@@ -31,8 +31,10 @@ def row_batches(draw):
     return ids, doc_ids, keys
 
 
-def run(ids, doc_ids, config, keys):
-    return corrupt(ids, doc_ids, config, keys=keys, mask_id=MASK, bos_id=BOS)
+def run(ids, doc_ids, config, keys, span_ids=None, part_length=None):
+    spans = np.zeros_like(doc_ids) if span_ids is None else span_ids
+    lengths = np.full(len(ids), part_length or ids.shape[1], dtype=np.int32)
+    return corrupt(ids, doc_ids, spans, lengths, config, keys=keys, mask_id=MASK, bos_id=BOS)
 
 
 def plain_rows(num_rows, num_positions):
@@ -62,8 +64,9 @@ def test_a_row_depends_on_its_key_alone(batch, config):
     together = run(ids, doc_ids, config, keys)
     for i, key in enumerate(keys):
         alone = run(ids[i : i + 1], doc_ids[i : i + 1], config, [key])
-        for all_rows, one_row in zip(together, alone, strict=True):
-            assert (all_rows[i] == one_row[0]).all()
+        assert together.parts[i].tolist() == [i] * T
+        for name in ("canvas", "is_masked", "t", "num_eligible"):
+            assert (getattr(together, name)[i] == getattr(alone, name)[0]).all()
 
 
 @given(batch=row_batches(), config=configs)
@@ -159,3 +162,85 @@ def test_a_row_of_pad_contributes_nothing(config):
     out = run(ids, doc_ids - 1, config, keys)
     assert out.num_eligible.tolist() == [0]
     assert not out.is_masked.any()
+
+
+# --- spans ---------------------------------------------------------------------------------------
+
+
+@st.composite
+def spanned_batches(draw):
+    """Rows with spans of one to four tokens, numbered from 1, and free tokens between them."""
+    ids, doc_ids, keys = draw(row_batches())
+    spans = np.zeros_like(doc_ids)
+    for row in spans:
+        lengths = draw(st.lists(st.integers(1, 4), max_size=4))
+        at = 0
+        for number, length in enumerate(lengths, start=1):
+            at += draw(st.integers(0, 2))
+            row[at : at + length] = number
+            at += length
+    return ids, doc_ids, spans, keys
+
+
+@given(batch=spanned_batches(), config=configs)
+def test_a_span_is_masked_whole_or_not_at_all(batch, config):
+    ids, doc_ids, spans, keys = batch
+    out = run(ids, doc_ids, config, keys, spans)
+    for row in range(len(ids)):
+        masked = out.is_masked[row].numpy()
+        can_mask = (doc_ids[row] >= 0) & (ids[row] != BOS)
+        for number in range(1, spans[row].max() + 1):
+            members = masked[(spans[row] == number) & can_mask].tolist()
+            # A clean prefix may end inside the span: what is masked is all that comes after.
+            assert members == sorted(members)
+            assert config.prefix_rows > 0 or len(set(members)) <= 1
+
+
+def test_without_a_prefix_no_span_is_ever_split():
+    ids, doc_ids, keys = plain_rows(500, 30)
+    spans = np.repeat(np.arange(10), 3)[None].repeat(500, 0).astype(np.int32)
+    for loss in ("pooled", "elbo"):
+        config = ObjectiveConfig(t_min=0.0, prefix_rows=0.0, loss=loss)
+        masked = run(ids, doc_ids, config, keys, spans).is_masked.numpy().reshape(500, 10, 3)
+        whole = masked[:, 1:]
+        assert (whole.all(2) | ~whole.any(2)).all()
+        free = masked[:, 0]
+        assert (free.any(1) & ~free.all(1)).mean() > 0.2  # what is no span is split
+
+
+def test_a_token_in_a_span_is_masked_with_probability_t():
+    ids, doc_ids, keys = plain_rows(4000, 12)
+    spans = np.repeat(np.arange(4), 3)[None].repeat(4000, 0).astype(np.int32)
+    config = ObjectiveConfig(t_min=0.0, prefix_rows=0.0, loss="elbo")
+    out = run(ids, doc_ids, config, keys, spans)
+    masked, t = out.is_masked.numpy(), out.t.numpy()[:, None]
+    # Over rows, mean of (masked - t) is 0 with a deviation of sqrt(1 / 6 / 4000).
+    assert np.abs((masked - t).mean(0)).max() < 4.5 * (1 / 6 / 4000) ** 0.5
+
+
+# --- short rows ----------------------------------------------------------------------------------
+
+
+def test_each_part_of_a_short_row_has_a_rate_a_prefix_and_a_mask_of_its_own():
+    ids, doc_ids, keys = plain_rows(50, 64)
+    config = ObjectiveConfig(t_min=0.0, prefix_rows=0.5)
+    out = run(ids, doc_ids, config, keys, part_length=16)
+    assert out.parts.tolist() == [[4 * row + at // 16 for at in range(64)] for row in range(50)]
+    assert out.t.shape == out.num_eligible.shape == (200,)
+    assert len(set(out.t.tolist())) == 200
+    assert len(set(out.num_eligible.tolist())) > 10
+    per_part = out.is_masked.view(200, 16).sum(1)
+    assert (per_part > 0).all()
+    assert (per_part <= out.num_eligible).all()
+
+
+def test_short_and_whole_rows_stand_in_one_batch():
+    ids, doc_ids, keys = plain_rows(3, 32)
+    config = ObjectiveConfig()
+    lengths = np.array([32, 8, 32], dtype=np.int32)
+    spans = np.zeros_like(doc_ids)
+    out = corrupt(ids, doc_ids, spans, lengths, config, keys=keys, mask_id=MASK, bos_id=BOS)
+    whole = run(ids, doc_ids, config, keys)
+    assert out.parts[:, 0].tolist() == [0, 1, 5]
+    assert out.t[[0, 5]].tolist() == whole.t[[0, 2]].tolist()
+    assert (out.is_masked[[0, 2]] == whole.is_masked[[0, 2]]).all()

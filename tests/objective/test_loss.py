@@ -22,6 +22,12 @@ def random_step(num_rows, num_positions, seed=0):
     return is_masked, t, torch.full((num_rows,), num_positions)
 
 
+def weights_of(is_masked, t, num_eligible, loss):
+    """Without short rows: every row is one part."""
+    parts = torch.arange(len(is_masked))[:, None].expand_as(is_masked)
+    return token_weights(is_masked, parts, t, num_eligible, loss)
+
+
 def reference_loss(ce, is_masked, t, num_eligible, loss):
     """The formulas of the spec, row by row; ce (B, T)."""
     rows = [(ce[b][is_masked[b]], t[b].item()) for b in range(len(ce))]
@@ -40,7 +46,7 @@ def test_weights_reproduce_the_formulas(loss, seed, num_rows):
     step[0][0] |= torch.arange(9) == 0  # never all empty
     step[0][1:2] = False  # a row without a mask
     ce = torch.rand(num_rows, 9, generator=torch.Generator().manual_seed(seed + 1)) * 10
-    weights = token_weights(*step, loss)
+    weights = weights_of(*step, loss)
     assert weights.dtype == torch.float32
     expected = reference_loss(ce, *step, loss)
     torch.testing.assert_close((weights * ce).sum(), expected, atol=1e-5, rtol=1e-5)
@@ -50,7 +56,7 @@ def test_weights_reproduce_the_formulas(loss, seed, num_rows):
 def test_the_uniform_predictor_has_exactly_ln_v(loss):
     is_masked, t, num_eligible = random_step(16, 32)
     is_masked[3] = False
-    weights = token_weights(is_masked, t, num_eligible, loss)
+    weights = weights_of(is_masked, t, num_eligible, loss)
     num_masked = int(is_masked.sum())
     targets = torch.randint(V, (num_masked,), generator=torch.Generator().manual_seed(0))
     value, _ = masked_cross_entropy(torch.zeros(num_masked, V), targets, weights[is_masked])
@@ -61,8 +67,9 @@ def test_the_uniform_predictor_has_ln_v_in_expectation_under_elbo():
     config = ObjectiveConfig(t_min=0.0, prefix_rows=0.0, loss="elbo")
     ids = np.zeros((20_000, 32), dtype=np.int64)
     keys = [("test", row) for row in range(len(ids))]
-    rows = corrupt(ids, ids.astype(np.int32), config, keys=keys, mask_id=9, bos_id=1)
-    weights = token_weights(rows.is_masked, rows.t, rows.num_eligible, "elbo")
+    none, lengths = ids.astype(np.int32), np.full(len(ids), 32, dtype=np.int32)
+    rows = corrupt(ids, none, none, lengths, config, keys=keys, mask_id=9, bos_id=1)
+    weights = weights_of(rows.is_masked, rows.t, rows.num_eligible, "elbo")
     # Every ce is ln V, so the loss is ln V times the sum of the weights.
     assert weights.sum().item() == pytest.approx(1.0, rel=2e-2)
 
@@ -85,14 +92,14 @@ def test_all_masks_of_four_positions_reproduce_the_elbo():
     for t, share in zip((nodes + 1) / 2, quadrature / 2, strict=True):
         for mask in masks:
             k = int(mask.sum())
-            weights = token_weights(mask[None], torch.tensor([t]), torch.tensor([L]), "elbo")[0]
+            weights = weights_of(mask[None], torch.tensor([t]), torch.tensor([L]), "elbo")[0]
             loss = (weights * ce[tuple(mask.tolist())]).sum().item()
             total += share * t**k * (1 - t) ** (L - k) * loss
     assert total == pytest.approx(bound, rel=1e-5)
 
 
 def test_elbo_weighs_a_mask_at_rate_015_by_667():
-    weights = token_weights(
+    weights = weights_of(
         torch.tensor([[True, False]]), torch.tensor([0.15]), torch.tensor([1]), "elbo"
     )
     assert weights.tolist() == [[pytest.approx(6.67, abs=0.01), 0.0]]
@@ -101,7 +108,7 @@ def test_elbo_weighs_a_mask_at_rate_015_by_667():
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_step_without_masks_has_zero_weights(loss):
     nothing = torch.zeros(3, 4, dtype=torch.bool)
-    weights = token_weights(nothing, torch.full((3,), 0.5), torch.zeros(3).long(), loss)
+    weights = weights_of(nothing, torch.full((3,), 0.5), torch.zeros(3).long(), loss)
     assert (weights == 0).all()
 
 
@@ -109,7 +116,7 @@ def test_a_step_without_masks_has_zero_weights(loss):
 def test_gradients_do_not_depend_on_the_micro_batches(loss):
     is_masked, t, num_eligible = random_step(64, 16)
     is_masked[8:16] = False  # a whole micro-batch without masks
-    weights = token_weights(is_masked, t, num_eligible, loss)
+    weights = weights_of(is_masked, t, num_eligible, loss)
     generator = torch.Generator().manual_seed(3)
     inputs = torch.randn(64, 16, 5, generator=generator)
     targets = torch.randint(V, (64, 16), generator=generator)
@@ -133,8 +140,8 @@ def test_gradients_do_not_depend_on_the_micro_batches(loss):
 def test_packing_does_not_change_the_loss(loss):
     is_masked, _, _ = random_step(4, 6)
     t = torch.full((4,), 0.5)
-    apart = token_weights(is_masked, t, torch.full((4,), 6), loss)
-    packed = token_weights(is_masked.view(2, 12), t[:2], torch.full((2,), 12), loss)
+    apart = weights_of(is_masked, t, torch.full((4,), 6), loss)
+    packed = weights_of(is_masked.view(2, 12), t[:2], torch.full((2,), 12), loss)
     torch.testing.assert_close(packed.view(4, 6), apart)
 
 
@@ -154,3 +161,12 @@ def test_16_bit_logits_are_scored_in_fp32():
     exact = -logits.double().log_softmax(-1)[torch.arange(50), targets]
     assert ce.dtype == torch.float32
     torch.testing.assert_close(ce.double(), exact, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_parts_of_short_rows_weigh_as_rows_of_that_length(loss):
+    is_masked, t, num_eligible = random_step(8, 6)
+    apart = weights_of(is_masked, t, num_eligible, loss)
+    parts = torch.arange(8)[:, None].expand(8, 6).reshape(2, 24)
+    short = token_weights(is_masked.reshape(2, 24), parts, t, num_eligible, loss)
+    torch.testing.assert_close(short.reshape(8, 6), apart)

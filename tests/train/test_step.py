@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from diffurefill.config import ModelConfig, ObjectiveConfig, OptimConfig, RunConfig, TrainConfig
-from diffurefill.data.documents import Cursor
 from diffurefill.data.packing import PackingCounts, Position, Rows
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import RunOptimizer, build_optimizer
@@ -28,7 +27,8 @@ def rows(seed: int = 0) -> Rows:
     doc_ids = np.repeat([[0] * 7 + [1] * 9], B, axis=0).astype(np.int32)
     ids[:, [0, 7]] = BOS
     ids[0, 10:], doc_ids[0, 10:] = PAD, -1
-    return Rows(ids, doc_ids, Position(Cursor()), PackingCounts())
+    lengths = np.full(B, T, dtype=np.int32)
+    return Rows(ids, doc_ids, np.zeros_like(doc_ids), lengths, Position(), PackingCounts())
 
 
 def build(config: RunConfig = CONFIG) -> tuple[Denoiser, RunOptimizer]:

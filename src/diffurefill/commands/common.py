@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from diffurefill.config import RunConfig, dumps, with_sources
+from diffurefill.config import RunConfig, dumps, with_paths
 from diffurefill.store.base import open_store
 
 
@@ -19,10 +19,11 @@ def progress(line: str) -> None:
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
 
 
-def resolved(settings: RunConfig, data: Sequence[str]) -> RunConfig:
-    """The configuration with --data laid over it, printed."""
-    settings = with_sources(settings, data)
-    say(dumps(settings))
+def resolved(settings: RunConfig, data: Sequence[str], *, quietly: bool = False) -> RunConfig:
+    """The configuration with --data laid over it, printed unless `quietly`."""
+    settings = with_paths(settings, data)
+    if not quietly:
+        say(dumps(settings))
     return settings
 
 

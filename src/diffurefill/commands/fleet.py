@@ -25,7 +25,7 @@ class Init:
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
-    """Short for --data.sources."""
+    """Paths of the only source: short for a [[data.sources]] section."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:

@@ -47,7 +47,7 @@ class Train:
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
-    """Short for --data.sources."""
+    """Paths of the only source: short for a [[data.sources]] section."""
     threads: int | None = None
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 

@@ -1,210 +1,168 @@
-"""Documents: the corpus, the held-out split, the slots, and the order in which a slot reads.
-
-Everything here is a pure function of the corpus, the seed and a cursor: a worker that starts
-anywhere continues exactly where the slot's last merged contribution ended (spec data.md 5, A).
-"""
+"""The corpus of a run: its sources, and which of their documents no worker may ever read."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-from diffurefill.config import UserError
-from diffurefill.data.sources import Unit, list_units, read_texts
+import numpy as np
+
+from diffurefill.config import DataConfig, Source, UserError
+from diffurefill.data.files import pinned
+from diffurefill.data.marks import Mark
+from diffurefill.data.rows import cut_long, read_rows
+from diffurefill.data.sources import SourceText, open_source
 from diffurefill.runtime import philox
-
-_UNITS_PER_SLOT = 4
-"""From so many units a slot on, slots share units out; below it, they share documents out."""
-_BLOCK_DOCUMENTS = 1_024
-_BLOCK_CHARS = 8_000_000
-"""A shuffled block ends at whichever comes first: long documents must not fill the memory."""
 
 
 @dataclass(frozen=True)
 class Corpus:
-    units: tuple[Unit, ...]
-    text_column: str
+    """`probe_keys`: the keys (`text_key`) of the documents in probe sources."""
 
-    @property
+    sources: Mapping[str, SourceText]
+    probe_sources: tuple[SourceText, ...]
+    probe_keys: frozenset[int]
+    held_out_fraction: float
+
+    @cached_property
     def fingerprint(self) -> str:
         """sha256 hex over what the units are, not where: a worker refuses a corpus that differs."""
-        facts = [[unit.name, unit.size_bytes, unit.row_group] for unit in self.units]
+        facts = [[text.name, text.facts] for text in (*self.sources.values(), *self.probe_sources)]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
-    def texts(self, unit: int) -> Iterator[str]:
-        """The documents of unit number `unit`, in the file's order, as a stream."""
-        return read_texts(self.units[unit], self.text_column)
+    @property
+    def num_units(self) -> int:
+        return sum(len(text.units) for text in self.sources.values())
+
+    def is_held_out(self, text: str) -> bool:
+        """Whether no worker may ever read this document: decided by its text alone.
+
+        The one place that splits. Equal texts fall on the same side, whatever the source and
+        however often they stand there.
+        """
+        key = text_key(text)
+        return key < self.held_out_fraction * 2**64 or key in self.probe_keys
 
 
-def open_corpus(sources: Sequence[str], text_column: str) -> Corpus:
-    """The corpus that `sources` name; raises UserError where one is unreadable or all are empty."""
+def text_key(text: str) -> int:
+    """A 64-bit key of the text, blind to letter case and white space: a copy that was reflowed
+    or lower-cased is still a copy."""
+    plain = " ".join(text.casefold().split())
+    return int.from_bytes(hashlib.sha256(plain.encode("utf-8", "replace")).digest()[:8], "big")
+
+
+def pin_sources(data: DataConfig) -> DataConfig:
+    """`data` with every branch on a hub replaced by the commit that it points to now: a branch
+    that moves would silently change what every cursor means."""
+
+    def pin(source: Source) -> Source:
+        return replace(source, paths=tuple(pinned(path) for path in source.paths))
+
+    return replace(
+        data,
+        sources=tuple(map(pin, data.sources)),
+        probe_sources=tuple(map(pin, data.probe_sources)),
+    )
+
+
+def open_corpus(data: DataConfig) -> Corpus:
+    """The corpus that `data` names; raises UserError where a source is unreadable or empty.
+
+    Sources that no phase draws from are not opened.
+    """
+    drawn = {name for phase in data.phases for name, share in phase.shares if share > 0}
+    wanted = [s for s in data.sources if not data.phases or s.name in drawn]
     try:
-        listed = [unit for source in sources for unit in list_units(source, text_column)]
-        # A file named by two sources is still one file: its documents must not come twice.
-        units = {(unit.path.resolve(), unit.row_group): unit for unit in listed}
-        corpus = Corpus(tuple(units.values()), text_column)
-        empty = all(next(corpus.texts(unit), None) is None for unit in range(len(units)))
+        sources = {source.name: open_source(source, data.num_slots) for source in wanted}
+        probe_sources = tuple(open_source(source, data.num_slots) for source in data.probe_sources)
+        for text in (*sources.values(), *probe_sources):
+            if next(texts_of(text), None) is None:
+                raise UserError(
+                    f"no text in the data source {text.name!r} ({', '.join(text.source.paths)}): "
+                    "name paths that hold documents"
+                )
+        keys = frozenset(text_key(doc) for source in probe_sources for doc in texts_of(source))
     except OSError as error:
         raise UserError(f"cannot read a data source: {error}") from None
-    if empty:
-        raise UserError(f"no text in {', '.join(sources)}: name sources that hold documents")
-    return corpus
+    return Corpus(sources, probe_sources, keys, data.held_out_fraction)
 
 
-def is_held_out(text: str, fraction: float) -> bool:
-    """Whether no worker may ever read this document: decided by its sha256 alone.
-
-    The one place that splits. Equal texts fall on the same side, wherever and however often they
-    stand.
-    """
-    digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+def documents_of_row(text: str | None) -> Iterator[str]:
+    """The documents of one row: none where there is no text."""
+    if text and not text.isspace():
+        yield from cut_long(text)
 
 
-@dataclass(frozen=True)
-class Cursor:
-    """Where a slot continues: the next piece of text nobody has trained on.
-
-    `unit` counts in the epoch's order of the slot's units, `document` in that unit's shuffled
-    order, `piece` in the document's pieces (packing); all start at 0.
-    """
-
-    epoch: int = 0
-    unit: int = 0
-    document: int = 0
-    piece: int = 0
-
-    def to_json(self) -> dict[str, int]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Cursor:
-        return cls(**{name: int(record[name]) for name in ("epoch", "unit", "document", "piece")})
+def texts_of(source: SourceText, *key: int | str) -> Iterator[str]:
+    """All documents of a source. With a `key` the units come in that random order: any start is
+    a sample of the files."""
+    order = philox(*key).permutation(len(source.units)) if key else range(len(source.units))
+    for unit in order:
+        for text, _ in read_rows(source.units[int(unit)], source.source.text_column, Mark()):
+            yield from documents_of_row(text)
 
 
-def read_documents(
-    corpus: Corpus,
-    *,
-    seed: int,
-    slot: int,
-    num_slots: int,
-    cursor: Cursor,
-    held_out_fraction: float,
-) -> Iterator[tuple[str, Cursor]]:
-    """The slot's training documents from `cursor` on, epoch after epoch, without end.
-
-    Each comes with the cursor right after it. A slot owns the same documents in every epoch: no
-    two slots share one, and together they own all. Raises UserError where the slot owns none.
-    """
-    if not 0 <= slot < num_slots:
-        raise UserError(f"slot {slot} does not exist: data.num_slots is {num_slots}")
-    share = _Share(corpus, seed, slot, num_slots, held_out_fraction)
-    epoch, first, skip = cursor.epoch, cursor.unit, cursor.document
-    while True:
-        is_whole, num_read = first == skip == 0, 0
-        order = philox(seed, "units", slot, epoch).permutation(share.units)
-        for place in range(first, len(order)):
-            unit = int(order[place])
-            key = (seed, "documents", unit, epoch)
-            for document, text in _shuffled(share.texts(unit), skip, key):
-                num_read += 1
-                yield text, Cursor(epoch, place, document + 1)
-            skip = 0
-        if is_whole and num_read == 0:
-            raise UserError(
-                f"slot {slot} of {num_slots} has no document to train on: lower data.num_slots or "
-                "add text to data.sources"
-            )
-        epoch, first, skip = epoch + 1, 0, 0
-
-
-class _Share:
-    """What one slot owns: whole units where there are many, else every num_slots-th document.
-
-    Ownership does not depend on the epoch, so slots that stand in different epochs stay disjoint.
-    """
-
-    def __init__(
-        self, corpus: Corpus, seed: int, slot: int, num_slots: int, held_out_fraction: float
-    ) -> None:
-        self.corpus = corpus
-        self.held_out_fraction = held_out_fraction
-        self.slot, self.num_slots = slot, num_slots
-        num_units = len(corpus.units)
-        self.by_unit = num_units >= _UNITS_PER_SLOT * num_slots
-        ranked = philox(seed, "owners").permutation(num_units)
-        self.units = [int(unit) for unit in (ranked[slot::num_slots] if self.by_unit else ranked)]
-
-    def texts(self, unit: int) -> Iterator[str]:
-        """The slot's training documents in unit number `unit`, in the file's order."""
-        for index, text in enumerate(self.corpus.texts(unit)):
-            # The unit's number is added, or slot 0 would own every file of a single document.
-            mine = self.by_unit or (unit + index) % self.num_slots == self.slot
-            if mine and not is_held_out(text, self.held_out_fraction):
-                yield text
-
-
-def _shuffled(
-    texts: Iterable[str], skip: int, key: tuple[int | str, ...]
-) -> Iterator[tuple[int, str]]:
-    """(place, text) of the texts shuffled in blocks, from place `skip` on.
-
-    Resuming reads the block again; there is no shuffle buffer to save.
-    """
-    start = 0
-    for number, block in enumerate(_blocks(texts)):
-        end = start + len(block)
-        order = philox(*key, number).permutation(len(block))
-        for place in range(max(start, skip), end):
-            yield place, block[order[place - start]]
-        start = end
-
-
-def _blocks(texts: Iterable[str]) -> Iterator[list[str]]:
-    block: list[str] = []
-    num_chars = 0
-    for text in texts:
-        block.append(text)
-        num_chars += len(text)
-        if len(block) == _BLOCK_DOCUMENTS or num_chars >= _BLOCK_CHARS:
-            yield block
-            block, num_chars = [], 0
-    if block:
-        yield block
-
-
-def held_out_documents(corpus: Corpus, fraction: float) -> Iterator[str]:
-    """All held-out documents, once. Units come in a fixed random order: any start is a sample.
+def held_out_documents(corpus: Corpus, data: DataConfig) -> Iterator[str]:
+    """What the probes read, each text once: the probe sources, else the held-out share of the
+    training sources, drawn by the first phase's shares.
 
     Raises UserError at the end where there was none.
     """
-    num_documents = 0
-    for unit in philox("held out").permutation(len(corpus.units)):
-        for text in corpus.texts(int(unit)):
-            if is_held_out(text, fraction):
-                num_documents += 1
-                yield text
-    if num_documents == 0:
+    if corpus.probe_sources:
+        shares = {text.name: (text, 1.0) for text in corpus.probe_sources}
+    else:
+        shares = {name: (corpus.sources[name], s) for name, s in data.phase_at(0).shares if s > 0}
+    seen: set[int] = set()
+    for text in _interleaved(shares):
+        key = text_key(text)
+        if key not in seen and corpus.is_held_out(text):
+            seen.add(key)
+            yield text
+    if not seen:
         raise UserError("no document is held out: raise data.held_out_fraction or add text")
 
 
-def training_texts(corpus: Corpus, fraction: float, max_chars: int) -> Iterator[str]:
+def _interleaved(shares: Mapping[str, tuple[SourceText, float]]) -> Iterator[str]:
+    """All documents of several sources, drawn by their shares until every one has ended."""
+    rng = philox("held out", "draws")
+    open_texts = {name: texts_of(text, "held out", name) for name, (text, _) in shares.items()}
+    while open_texts:
+        weights = np.array([shares[name][1] for name in open_texts])
+        name = list(open_texts)[int(rng.choice(len(weights), p=weights / weights.sum()))]
+        text = next(open_texts[name], None)
+        if text is None:
+            del open_texts[name]
+        else:
+            yield text
+
+
+def training_texts(corpus: Corpus, data: DataConfig, max_chars: int) -> Iterator[str]:
     """A fixed sample of up to `max_chars` characters to train a tokenizer on, none held out.
 
-    Each unit gives at most an equal share of what is still wanted, so no unit crowds out the rest
-    and only the start of a large one is read.
+    Sources count by their mean share over the phases. Within a source each unit gives at most an
+    equal share of what is still wanted, so no unit crowds out the rest and only the start of a
+    large one is read.
     """
-    order = philox("training texts").permutation(len(corpus.units))
-    wanted = max_chars
+    phases = [dict(phase.shares) for phase in data.phases] or [dict(data.phase_at(0).shares)]
+    for name, source in corpus.sources.items():
+        share = sum(phase.get(name, 0.0) for phase in phases) / len(phases)
+        yield from _sample(corpus, source, int(share * max_chars))
+
+
+def _sample(corpus: Corpus, source: SourceText, wanted: int) -> Iterator[str]:
+    order = philox("training texts").permutation(len(source.units))
     for place, unit in enumerate(order):
         left = wanted // (len(order) - place)
-        for text in corpus.texts(int(unit)):
+        if left <= 0:
+            continue
+        for row, _ in read_rows(source.units[unit], source.source.text_column, Mark()):
+            for text in documents_of_row(row):
+                if left > 0 and not corpus.is_held_out(text):
+                    yield text[:left]
+                    wanted -= min(left, len(text))
+                    left -= len(text)
             if left <= 0:
                 break
-            if not is_held_out(text, fraction):
-                yield text[:left]
-                wanted -= min(left, len(text))
-                left -= len(text)

@@ -7,7 +7,8 @@ that the consumer took move it (spec data.md 5).
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import islice
 from queue import Empty, Queue
 from types import TracebackType
@@ -16,12 +17,11 @@ from typing import Self
 import numpy as np
 
 from diffurefill.config import DataConfig, UserError
-from diffurefill.data.documents import Corpus, Cursor, read_documents
-from diffurefill.data.packing import Position, Rows, cut_documents, pack
+from diffurefill.data.documents import Corpus
+from diffurefill.data.encoding import encode_documents, span_finder
+from diffurefill.data.mixture import read_documents, slot_of
+from diffurefill.data.packing import Position, Rows, pack
 from diffurefill.data.tokenizer import Tokenizer
-
-_ENCODE_DOCUMENTS = 64
-"""Documents encoded in one call; changes speed, never a row."""
 
 
 class Loader:
@@ -58,33 +58,48 @@ class Loader:
                 f"rows by batches of {batch_rows}: use the run's own train.batch_rows and "
                 "fleet.local_steps"
             )
-        if not 0 <= slot < data.num_slots:
-            raise UserError(f"slot {slot} does not exist: data.num_slots is {data.num_slots}")
-        documents = read_documents(
-            corpus,
-            seed=seed,
-            slot=slot,
-            num_slots=data.num_slots,
-            cursor=position.cursor,
-            held_out_fraction=data.held_out_fraction,
-        )
-        pieces = cut_documents(
-            _encoded(documents, tokenizer),
-            row_length=data.row_length,
-            bos_id=tokenizer.bos_id,
-            eos_id=tokenizer.eos_id,
-            first_piece=position.cursor.piece,
-        )
-        rows = pack(
-            pieces,
-            position.cursor,
-            interval_rows=interval_rows,
-            row_length=data.row_length,
-            open_rows=data.open_rows,
-            pad_id=tokenizer.pad_id,
-        )
-        batches = _batches(islice(rows, position.num_rows, None), batch_rows)
+        self._corpus, self._tokenizer, self._data = corpus, tokenizer, data
+        self._slot = slot_of(data, slot, seed)
+        self._interval_rows, self._interval_steps = interval_rows, interval_rows // batch_rows
+        self._find = span_finder(data)
+        rows = islice(self._rows(position), position.num_rows, None)
+        batches = _batches(rows, batch_rows)
         self._batches = _ReadAhead(batches, prefetch) if prefetch else batches
+
+    def _rows(self, position: Position) -> Iterator[Rows]:
+        """Single rows from the start of the position's interval on, phase after phase.
+
+        A new phase starts from the cursor, as a resumed run would: what the old phase had already
+        drawn for the next interval is drawn again by the new shares.
+        """
+        position = replace(position, num_rows=0)
+        while True:
+            for row in islice(self._phase(position), self._rows_of_phase(position.step)):
+                yield row
+                position = row.position
+
+    def _phase(self, position: Position) -> Iterator[Rows]:
+        """Rows by the phase in force at the position, without end."""
+        phase = self._data.phase_at(position.step)
+        documents = read_documents(self._corpus, phase.shares, self._slot, position.cursor)
+        sources = frozenset(s.name for s in self._data.sources if s.has_spans)
+        return pack(
+            encode_documents(documents, self._tokenizer, self._find, sources),
+            position,
+            data=replace(self._data, span_rows=phase.span_rows or 0.0),
+            seed=self._slot.seed,
+            slot=self._slot.number,
+            interval_rows=self._interval_rows,
+            interval_steps=self._interval_steps,
+            pad_id=self._tokenizer.pad_id,
+        )
+
+    def _rows_of_phase(self, step: int) -> int | None:
+        """Rows of the intervals that begin before the next phase does; None: all."""
+        later = [phase.from_step for phase in self._data.phases if phase.from_step > step]
+        if not later:
+            return None
+        return -(-(later[0] - step) // self._interval_steps) * self._interval_rows
 
     def __iter__(self) -> Self:
         return self
@@ -108,21 +123,17 @@ class Loader:
         self.close()
 
 
-def _encoded(
-    documents: Iterable[tuple[str, Cursor]], tokenizer: Tokenizer
-) -> Iterator[tuple[list[int], Cursor]]:
-    documents = iter(documents)
-    while chunk := list(islice(documents, _ENCODE_DOCUMENTS)):
-        encoded = tokenizer.encode_batch([text for text, _ in chunk])
-        yield from zip(encoded, (cursor for _, cursor in chunk), strict=True)
-
-
 def _batches(rows: Iterator[Rows], batch_rows: int) -> Generator[Rows]:
     """Single rows stacked; a batch has the position and the counts of its last row."""
     while batch := list(islice(rows, batch_rows)):
-        ids = np.concatenate([row.ids for row in batch])
-        doc_ids = np.concatenate([row.doc_ids for row in batch])
-        yield Rows(ids, doc_ids, batch[-1].position, batch[-1].counts)
+        yield Rows(
+            ids=np.concatenate([row.ids for row in batch]),
+            doc_ids=np.concatenate([row.doc_ids for row in batch]),
+            span_ids=np.concatenate([row.span_ids for row in batch]),
+            part_lengths=np.concatenate([row.part_lengths for row in batch]),
+            position=batch[-1].position,
+            counts=batch[-1].counts,
+        )
 
 
 class _ReadAhead:

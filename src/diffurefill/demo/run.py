@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from diffurefill.config import RunConfig, UserError, load_preset, with_sources
+from diffurefill.config import RunConfig, UserError, load_preset, with_paths
 from diffurefill.decode.viewer import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
 from diffurefill.demo.report import generation_rows, write_reports
@@ -39,8 +39,8 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
         print(f"{seconds // 60:3d}:{seconds % 60:02d}  {line}", flush=True)
 
     folder = _new_folder(folder)
-    config = with_sources(load_preset("demo"), data)
-    is_python = config.data.sources == ("python:",)
+    config = with_paths(load_preset("demo"), data)
+    is_python = config.data.sources[0].paths == ("python:",)
     with tempfile.TemporaryDirectory(prefix="diffurefill-") as work:
         state = create_run(str(folder), config, Path(work), say)
         story = DemoFleet(str(folder), say).run(generations, minutes)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
 from diffurefill.config import ProbeConfig, RunConfig, Stage, UserError
-from diffurefill.data.documents import Corpus, Cursor, held_out_documents
-from diffurefill.data.packing import cut_documents, pack
+from diffurefill.data.cursors import Cursor
+from diffurefill.data.documents import Corpus, held_out_documents
+from diffurefill.data.packing import Position, TokenDocument, pack
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import generate
@@ -78,28 +80,35 @@ def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Prob
     Rows are filled from a random sample of the first pieces that come, so that a few long documents
     do not make the whole probe.
     """
-    data = config.data
-    texts = held_out_documents(corpus, data.held_out_fraction)
-    pieces = cut_documents(
-        ((tokenizer.encode(text), Cursor()) for text in texts),
-        row_length=data.row_length,
-        bos_id=tokenizer.bos_id,
-        eos_id=tokenizer.eos_id,
-    )
+    # Whole rows without spans: what the probe asks stays the same when training's rows change.
+    data = replace(config.data, packing="best_fit", short_rows=0.0, span_rows=0.0)
+    texts = held_out_documents(corpus, data)
+    pieces = (piece for text in texts for piece in _pieces(text, tokenizer, data.row_length))
     sample = list(itertools.islice(pieces, SAMPLED_PIECES * config.probe.num_rows))
     order = philox(config.seed, "probe", "pieces").permutation(len(sample))
     rows = pack(
         (sample[i] for i in order),
-        Cursor(),
+        Position(),
+        data=data,
+        seed=config.seed,
+        slot=0,
         interval_rows=config.probe.num_rows,
-        row_length=data.row_length,
-        open_rows=data.open_rows,
+        interval_steps=1,
         pad_id=tokenizer.pad_id,
     )
     chosen = list(itertools.islice(rows, config.probe.num_rows))
     ids = np.concatenate([row.ids for row in chosen])
     doc_ids = np.concatenate([row.doc_ids for row in chosen])
     return make_probe(ids, doc_ids, config.probe, seed=config.seed, bos_id=tokenizer.bos_id)
+
+
+def _pieces(text: str, tokenizer: Tokenizer, row_length: int) -> Iterator[TokenDocument]:
+    """The document cut to rows, each piece as a document of its own."""
+    ids = np.array([tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id], dtype=np.int64)
+    for at in range(0, len(ids), row_length):
+        piece = ids[at : at + row_length]
+        no_spans = partial(np.zeros, len(piece), np.int32)
+        yield TokenDocument(piece, "held out", Cursor(), Cursor(), no_spans)
 
 
 def make_probe(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from diffurefill import config as configs
 from diffurefill.config import RunConfig, UserError
-from diffurefill.data.documents import open_corpus
-from diffurefill.data.loader import Position
+from diffurefill.data.documents import open_corpus, pin_sources
+from diffurefill.data.packing import Position
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
 from diffurefill.fleet import records
@@ -60,7 +60,8 @@ def train_alone(
 ) -> None:
     """Train to `steps` (default optim.total_steps), saving every `fleet.local_steps` steps."""
     last = config.optim.total_steps if steps is None else steps
-    corpus = open_corpus(config.data.sources, config.data.text_column)
+    config = replace(config, data=pin_sources(config.data))
+    corpus = open_corpus(config.data)
     if is_train_folder(folder):
         _require_same(folder, config)
         tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from diffurefill import config as configs
 from diffurefill.config import RunConfig, UserError
-from diffurefill.data.documents import Corpus, Cursor, open_corpus, read_documents
+from diffurefill.data.documents import open_corpus, pin_sources
+from diffurefill.data.mixture import require_every_slot
 from diffurefill.data.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import build_probe
 from diffurefill.fleet import records
@@ -30,9 +32,10 @@ def create_run(
     uri: str, config: RunConfig, work: Path, report: Callable[[str], None] = print
 ) -> State:
     """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
-    corpus = open_corpus(config.data.sources, config.data.text_column)
-    _require_text_for_every_slot(corpus, config)
-    report(f"corpus: {len(corpus.units):,} units; tokenizer: {config.data.tokenizer}")
+    config = replace(config, data=pin_sources(config.data))
+    corpus = open_corpus(config.data)
+    require_every_slot(corpus, config.data, config.seed)
+    report(f"corpus: {corpus.num_units:,} units; tokenizer: {config.data.tokenizer}")
     tokenizer = make_tokenizer(config, corpus)
     probe = build_probe(config, corpus, tokenizer)
     store = open_store(uri, create=True)  # only now: unusable text leaves no folder behind
@@ -56,20 +59,6 @@ def create_run(
         f"{tokenizer.num_pieces:,} pieces, weights of {state.global_weights.size / 1e6:.1f} MB"
     )
     return state
-
-
-def _require_text_for_every_slot(corpus: Corpus, config: RunConfig) -> None:
-    """UserError now, rather than at the start of the worker whose slot has no document."""
-    for slot in range(config.data.num_slots):
-        documents = read_documents(
-            corpus,
-            seed=config.seed,
-            slot=slot,
-            num_slots=config.data.num_slots,
-            cursor=Cursor(),
-            held_out_fraction=config.data.held_out_fraction,
-        )
-        next(documents)
 
 
 def _publish(

@@ -48,7 +48,7 @@ def start_worker(
         run = open_run(uri, Path(cache))
         now = run.snapshot()
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
-        corpus = open_corpus(config.data.sources, config.data.text_column)
+        corpus = open_corpus(config.data)
         require_corpus(corpus, now.state.corpus_sha, uri)
         probe = Probe.load(run.fetch(now.version.ref(records.PROBE)))
         steps = config.fleet.local_steps

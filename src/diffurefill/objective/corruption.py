@@ -1,4 +1,5 @@
-"""Rows -> corrupted rows (spec algorithms 1.1, 1.2, 1.4). Pure: a row depends on its key alone."""
+"""Rows -> corrupted rows (spec algorithms 1.1, 1.2, 1.4, 1.7, 1.8). Pure: a row depends on its
+key alone."""
 
 from __future__ import annotations
 
@@ -19,58 +20,95 @@ SMALLEST_RATE = 1e-3
 
 
 class Corrupted(NamedTuple):
-    """What the denoiser sees, and what the loss needs to know of how it came about. On CPU."""
+    """What the denoiser sees, and what the loss needs to know of how it came about. On CPU.
+
+    A *part* is what has a mask rate of its own: a row, or one of the P pieces of a short row.
+    """
 
     canvas: Tensor
     """(B, T) int64: the rows with `mask_id` at the masked positions."""
     is_masked: Tensor
     """(B, T) bool."""
+    parts: Tensor
+    """(B, T) int64: the part of each position, counted through the batch; without short rows, the
+    row's number."""
     t: Tensor
-    """(B,) float32: each row's mask rate."""
+    """(P,) float32: each part's mask rate."""
     num_eligible: Tensor
-    """(B,) int64: positions that could have been masked."""
+    """(P,) int64: positions that could have been masked."""
 
 
 def corrupt(
     ids: np.ndarray,
     doc_ids: np.ndarray,
+    span_ids: np.ndarray,
+    part_lengths: np.ndarray,
     config: ObjectiveConfig,
     *,
     keys: Sequence[Key],
     mask_id: int,
     bos_id: int,
 ) -> Corrupted:
-    """Mask `ids` (B, T) int64; `doc_ids` (B, T) int32 is -1 on PAD; one key for `philox` per row.
+    """Mask `ids` (B, T) int64; one key for `philox` per row.
 
-    PAD and BOS are never masked; EOS is, for the model must learn to end.
+    `doc_ids` (B, T) int32 is -1 on PAD; `span_ids` (B, T) int32 is 0 outside spans;
+    `part_lengths` (B,) int32 divide T. PAD and BOS are never masked; EOS is, for the model must
+    learn to end.
     """
     can_mask = (doc_ids >= 0) & (ids != bos_id)
-    rows = [_mask_row(row, config, philox(*key)) for row, key in zip(can_mask, keys, strict=True)]
-    is_masked = np.stack([row.is_masked for row in rows])
+    parts = [
+        _mask_part(can_mask[row, at], span_ids[row, at], config, philox(*key))
+        for row, at, key in _parts(part_lengths, ids.shape[1], keys)
+    ]
+    is_masked = np.concatenate([part.is_masked for part in parts]).reshape(ids.shape)
+    numbers = np.repeat(np.arange(len(parts)), [len(part.is_masked) for part in parts])
     return Corrupted(
         canvas=torch.from_numpy(np.where(is_masked, mask_id, ids).astype(np.int64)),
         is_masked=torch.from_numpy(is_masked),
-        t=torch.tensor([row.t for row in rows], dtype=torch.float32),
-        num_eligible=torch.tensor([row.num_eligible for row in rows]),
+        parts=torch.from_numpy(numbers.reshape(ids.shape)),
+        t=torch.tensor([part.t for part in parts], dtype=torch.float32),
+        num_eligible=torch.tensor([part.num_eligible for part in parts]),
     )
 
 
-class _Row(NamedTuple):
+def _parts(part_lengths: np.ndarray, T: int, keys: Sequence[Key]) -> list[tuple[int, slice, Key]]:
+    """(row, positions, key) of every part, in order; a row of one part has the row's own key."""
+    found: list[tuple[int, slice, Key]] = []
+    for row, (length, key) in enumerate(zip(part_lengths.tolist(), keys, strict=True)):
+        if length == T:
+            found.append((row, slice(0, T), key))
+        else:
+            edges = range(0, T, length)
+            found += [(row, slice(at, at + length), (*key, "part", at)) for at in edges]
+    return found
+
+
+class _Part(NamedTuple):
     is_masked: np.ndarray
     t: float
     num_eligible: int
 
 
-def _mask_row(can_mask: np.ndarray, config: ObjectiveConfig, rng: np.random.Generator) -> _Row:
-    """One row, in the order of the spec's steps; `can_mask` is (T,) bool."""
+def _mask_part(
+    can_mask: np.ndarray, spans: np.ndarray, config: ObjectiveConfig, rng: np.random.Generator
+) -> _Part:
+    """One part, in the order of the spec's steps; `can_mask` and `spans` are (T,)."""
     T = len(can_mask)
     eligible = can_mask.copy()
     if rng.random() < config.prefix_rows:
         eligible[: rng.integers(T)] = False
     low = max(config.t_min, SMALLEST_RATE)
     t = low + (1.0 - low) * rng.random()
-    is_masked = eligible & (rng.random(T) < t)
+    draws = rng.random(T)
+    if spans.any():
+        # All of a span shares one draw: it is masked whole or not at all, and each of its tokens
+        # still with probability t, so the loss's weights stay right.
+        draws = np.where(spans > 0, rng.random(spans.max() + 1)[spans], draws)
+    is_masked = eligible & (draws < t)
     # An elbo row without a mask rightly counts 0; forcing one would bias it by up to 1 / t.
     if config.loss != "elbo" and eligible.any() and not is_masked.any():
-        is_masked[rng.choice(np.flatnonzero(eligible))] = True
-    return _Row(is_masked, t, int(eligible.sum()))
+        chosen = rng.choice(np.flatnonzero(eligible))
+        is_masked[chosen] = True
+        if spans[chosen]:
+            is_masked |= eligible & (spans == spans[chosen])
+    return _Part(is_masked, t, int(eligible.sum()))

@@ -8,28 +8,32 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Loss = Literal["pooled", "row", "elbo"]
 
 
-def token_weights(is_masked: Tensor, t: Tensor, num_eligible: Tensor, loss: Loss) -> Tensor:
+def token_weights(
+    is_masked: Tensor, parts: Tensor, t: Tensor, num_eligible: Tensor, loss: Loss
+) -> Tensor:
     """Weight (B, T) float32 of every position's cross entropy, 0 where nothing is masked.
 
-    is_masked: (B, T) bool, all rows of the step; t: (B,) mask rates; num_eligible: (B,).
+    is_masked: (B, T) bool, all rows of the step; parts: (B, T) int64, the row, or part of a short
+    row, that each position belongs to; t: (P,) mask rates; num_eligible: (P,).
 
-    pooled: the mean over all masked positions. row: the mean over the rows that have a mask, of
-    each row's mean. elbo: 1 / t at masked positions, over all eligible positions. A step without
+    pooled: the mean over all masked positions. row: the mean over the parts that have a mask, of
+    each part's mean. elbo: 1 / t at masked positions, over all eligible positions. A step without
     masks has zero weights, never NaN.
     """
     masked = is_masked.float()
-    per_row = masked.sum(dim=1, keepdim=True)  # (B, 1)
     if loss == "pooled":
-        return masked / per_row.sum().clamp(min=1)
+        return masked / masked.sum().clamp(min=1)
     if loss == "row":
-        return masked / per_row.clamp(min=1) / (per_row > 0).sum().clamp(min=1)
-    return masked / t[:, None] / num_eligible.sum().clamp(min=1)
+        per_part = torch.zeros(len(t)).index_add_(0, parts.flatten(), masked.flatten())
+        return masked / per_part.clamp(min=1)[parts] / (per_part > 0).sum().clamp(min=1)
+    return masked / t[parts] / num_eligible.sum().clamp(min=1)
 
 
 def masked_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from torch import Tensor
 
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import Corpus, training_texts
-from diffurefill.data.loader import Loader, Position
+from diffurefill.data.encoding import with_encoder
+from diffurefill.data.loader import Loader
+from diffurefill.data.packing import Position
 from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
@@ -38,7 +41,8 @@ class Trainer:
         slot: int,
         interval_steps: int,
     ) -> None:
-        self.config, self.tokenizer, self.slot = config, tokenizer, slot
+        self.config, self.slot = config, slot
+        self.tokenizer = with_encoder(tokenizer, config.data, corpus)
         self.device = default_device()
         self.model = Denoiser(config.model).to(self.device)
         self.optimizer = build_optimizer(self.model, config.optim)
@@ -58,8 +62,15 @@ class Trainer:
         self.optimizer = build_optimizer(self.model, self.config.optim)
 
     def seek(self, position: Position | None) -> None:
-        """Read rows from `position` on; None is the slot's beginning."""
+        """Read rows from `position` on; None is the slot's beginning.
+
+        An interval that begins now has the mixture of the present step; one that was begun
+        elsewhere keeps its own.
+        """
         self.close()
+        position = position or Position()
+        if position.num_rows == 0:
+            position = replace(position, step=self.step)
         self.position = position
         self.take_metrics()
         self._loader = Loader(
@@ -91,8 +102,8 @@ class Trainer:
             mask_id=self.tokenizer.mask_id,
             bos_id=bos_id,
         )
-        maskable = ((rows.doc_ids >= 0) & (rows.ids != bos_id)).sum(1)
-        self._metrics.add(result, maskable, rows.counts)
+        can_mask = (rows.doc_ids >= 0) & (rows.ids != bos_id)
+        self._metrics.add(result, can_mask, rows.counts)
         self.position = rows.position
         return result
 
@@ -122,7 +133,7 @@ def make_tokenizer(config: RunConfig, corpus: Corpus) -> Tokenizer:
     """
     data = config.data
     if data.tokenizer == "train":
-        texts = training_texts(corpus, data.held_out_fraction, TOKENIZER_CHARS)
+        texts = training_texts(corpus, data, TOKENIZER_CHARS)
         tokenizer = train_tokenizer(texts, data.tokenizer_pieces)
     else:
         tokenizer = load_tokenizer(data.tokenizer)

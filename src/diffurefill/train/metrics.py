@@ -23,25 +23,27 @@ class IntervalMetrics:
     num_clipped: int = 0
     num_masked: int = 0
     num_tokens: int = 0
-    num_rows: int = 0
-    num_prefix_rows: int = 0
+    num_parts: int = 0
+    num_prefix_parts: int = 0
     ce_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     masked_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     packing: PackingCounts = field(default_factory=PackingCounts)
 
-    def add(self, result: StepResult, maskable: np.ndarray, packing: PackingCounts) -> None:
-        """`maskable` (B,): tokens of each row that could be masked if it had no clean prefix."""
+    def add(self, result: StepResult, can_mask: np.ndarray, packing: PackingCounts) -> None:
+        """`can_mask` (B, T): what could be masked if no row had a clean prefix."""
         corrupted = result.corrupted
-        masked = corrupted.is_masked.sum(1).numpy()
+        parts, num_parts = corrupted.parts.flatten().numpy(), len(corrupted.t)
+        masked = np.bincount(parts, corrupted.is_masked.flatten().numpy(), num_parts)
+        maskable = np.bincount(parts, can_mask.ravel(), num_parts)
         bins = np.digitize(corrupted.t.numpy(), T_BINS[1:-1])
-        np.add.at(self.ce_by_bin, bins, result.row_ce.double().cpu().numpy())
+        np.add.at(self.ce_by_bin, bins, result.part_ce.double().cpu().numpy())
         np.add.at(self.masked_by_bin, bins, masked)
         self.num_steps += 1
         self.num_clipped += result.grad_norm.item() > self.clip_norm
         self.num_masked += int(masked.sum())
         self.num_tokens += result.num_tokens
-        self.num_rows += len(masked)
-        self.num_prefix_rows += int((corrupted.num_eligible.numpy() < maskable).sum())
+        self.num_parts += num_parts
+        self.num_prefix_parts += int((corrupted.num_eligible.numpy() < maskable).sum())
         self.packing = packing
 
     def facts(self) -> dict[str, Any]:
@@ -55,8 +57,23 @@ class IntervalMetrics:
         return {
             "ce_by_t": by_t,
             "masked_share": self.num_masked / max(self.num_tokens, 1),
-            "prefix_share": self.num_prefix_rows / max(self.num_rows, 1),
+            "prefix_share": self.num_prefix_parts / max(self.num_parts, 1),
             "clip_share": self.num_clipped / max(self.num_steps, 1),
-            "padding_share": self.packing.padding_share,
-            "documents_cut": self.packing.num_documents_cut,
+            **packing_facts(self.packing),
         }
+
+
+def packing_facts(counts: PackingCounts) -> dict[str, Any]:
+    """What an interval's rows held. Shares in [0, 1]; of documents and tokens, by source."""
+    rows, documents = max(counts.num_rows, 1), max(sum(counts.documents.values()), 1)
+    tokens = max(counts.num_tokens, 1)
+    return {
+        "padding_share": counts.padding_share,
+        "documents_cut_share": counts.num_documents_cut / documents,
+        "head_share": counts.num_heads / max(counts.num_parts, 1),
+        "short_share": counts.num_short_rows / rows,
+        "span_row_share": counts.num_span_rows / rows,
+        "span_token_share": counts.num_span_tokens / tokens,
+        "documents": {name: n / documents for name, n in sorted(counts.documents.items())},
+        "tokens": {name: n / tokens for name, n in sorted(counts.tokens.items())},
+    }

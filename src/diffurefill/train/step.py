@@ -32,8 +32,8 @@ class StepResult:
     """As weighted in training, ()."""
     grad_norm: Tensor
     """Global norm before clipping, ()."""
-    row_ce: Tensor
-    """(B,) summed CE of each row's masked tokens, in nats."""
+    part_ce: Tensor
+    """(P,) summed CE of the masked tokens of each row, or part of a short row, in nats."""
     corrupted: Corrupted
     learning_rate: float
     num_tokens: int
@@ -47,7 +47,7 @@ class StepResult:
         """Plain numbers; `masked_ce` is in nats per masked token, whatever the loss weighting."""
         return {
             "loss": self.loss.item(),
-            "masked_ce": self.row_ce.sum().item() / max(self.num_masked, 1),
+            "masked_ce": self.part_ce.sum().item() / max(self.num_masked, 1),
             "grad_norm": self.grad_norm.item(),
             "learning_rate": self.learning_rate,
             "masked_share": self.num_masked / max(self.num_tokens, 1),
@@ -70,26 +70,37 @@ def train_step(
     device = model.embedding.weight.device
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
     corrupted = corrupt(
-        rows.ids, rows.doc_ids, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id
+        rows.ids,
+        rows.doc_ids,
+        rows.span_ids,
+        rows.part_lengths,
+        config.objective,
+        keys=keys,
+        mask_id=mask_id,
+        bos_id=bos_id,
     )
     weights = token_weights(
-        corrupted.is_masked, corrupted.t, corrupted.num_eligible, config.objective.loss
+        corrupted.is_masked,
+        corrupted.parts,
+        corrupted.t,
+        corrupted.num_eligible,
+        config.objective.loss,
     )
     ids, doc_ids = torch.from_numpy(rows.ids), torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
-    loss, row_ce = torch.zeros((), device=device), torch.zeros(len(ids), device=device)
+    loss, part_ce = torch.zeros((), device=device), torch.zeros(len(corrupted.t), device=device)
     for part in torch.arange(len(ids)).split(config.train.micro_batch_rows):
         at = corrupted.is_masked[part]
         if not at.any():
             continue
-        canvas, documents, targets, weight, row = (
+        canvas, documents, targets, weight, parts = (
             x.to(device, non_blocking=True)
             for x in (
                 corrupted.canvas[part],
                 doc_ids[part],
                 ids[part][at],
                 weights[part][at],
-                part[:, None].expand_as(at)[at],
+                corrupted.parts[part][at],
             )
         )
         with _autocast(device):
@@ -97,7 +108,7 @@ def train_step(
         part_loss, ce = masked_cross_entropy(logits, targets, weight)
         part_loss.backward()
         loss += part_loss.detach()
-        row_ce.index_add_(0, row, ce)
+        part_ce.index_add_(0, parts, ce)
     # 3. clip and update
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
     rate = learning_rate(step, config.optim)
@@ -105,7 +116,7 @@ def train_step(
     optimizer.step()
     optimizer.zero_grad()
     num_tokens = int((rows.doc_ids >= 0).sum())
-    return StepResult(loss, grad_norm, row_ce, corrupted, rate, num_tokens)
+    return StepResult(loss, grad_norm, part_ce, corrupted, rate, num_tokens)
 
 
 def _autocast(device: torch.device) -> AbstractContextManager[object]:

@@ -113,7 +113,7 @@ class RealFleet(FakeFleet):
         self.actors.pop(f"w{number}", None)
         run = self._open()
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
-        corpus = open_corpus(config.data.sources, config.data.text_column)
+        corpus = open_corpus(config.data)
         trainer = Trainer(
             config, corpus, tokenizer, slot=number, interval_steps=config.fleet.local_steps
         )

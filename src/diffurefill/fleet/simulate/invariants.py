@@ -260,7 +260,7 @@ class Ledger:
         self.check("I11", delta.rows[0] == at and delta.slot == c["worker"], rows)
         length = delta.rows[1] - delta.rows[0]
         self.check("I11", length == c["steps"], f"{who}: {length} rows in {c['steps']} steps")
-        self.check("I11", c["cursor_end"] == {"rows": delta.rows[1]}, f"{who}: its end cursor")
+        self.check("I11", c["cursor_end"]["rows"] == delta.rows[1], f"{who}: its end cursor")
 
     def _check_sound(self, delta: Delta, c: Json, before: Json, who: str) -> None:
         """What the gates are for. A norm is usual or not only beside others."""

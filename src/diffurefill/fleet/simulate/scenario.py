@@ -140,15 +140,7 @@ class World:
         session_seconds: float = math.inf,
     ) -> Process:
         def make(process: Process) -> Body:
-            learner = ExactLearner(
-                number,
-                process.name,
-                spend=process.spend,
-                step_seconds=self.costs.step_seconds / process.speed,
-                vice=vice,
-                keeps_drift=self.fleet.adoption == "keep_drift",
-                on_adopt=self.ledger.adopted,
-            )
+            learner = self.make_learner(number, process, vice)
             self.learners[process.name] = learner
             worker = Worker(
                 self._open(process),
@@ -163,6 +155,17 @@ class World:
             return worker.run()
 
         return self.kernel.launch(self._unique(name or f"w{number}"), make, speed=speed)
+
+    def make_learner(self, number: int, process: Process, vice: str) -> ExactLearner:
+        return ExactLearner(
+            number,
+            process.name,
+            spend=process.spend,
+            step_seconds=self.costs.step_seconds / process.speed,
+            vice=vice,
+            keeps_drift=self.fleet.adoption == "keep_drift",
+            on_adopt=self.ledger.adopted,
+        )
 
     def launch_roll_back(self, *, by_default: bool = False) -> Process:
         """A person goes back to a generation whose files are all still there, or to the one that
