@@ -17,6 +17,7 @@ from diffurefill.data.marks import Mark
 from diffurefill.data.parquet import Row
 from diffurefill.data.thrift import I64, write_struct
 
+START = Mark()
 OPTIONAL_TEXT = {1: 6, 3: 1, 4: b"text", 6: 0}
 REQUIRED_TEXT = {1: 6, 3: 0, 4: b"text", 6: 0}
 NONE, GZIP = 0, 2
@@ -54,11 +55,11 @@ def write(texts: Any, **settings: Any) -> MemoryFile:
     return MemoryFile(sink.getvalue())
 
 
-def read(file: MemoryFile, start: Mark = Mark(), column: str = "text") -> list[Row]:
+def read(file: MemoryFile, start: Mark = START, column: str = "text") -> list[Row]:
     return list(parquet.read_rows(file, column, None, start))
 
 
-def texts_of(file: MemoryFile, start: Mark = Mark(), column: str = "text") -> list[str | None]:
+def texts_of(file: MemoryFile, start: Mark = START, column: str = "text") -> list[str | None]:
     return [text for text, _ in read(file, start, column)]
 
 

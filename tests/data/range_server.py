@@ -54,6 +54,7 @@ class Redirect:
     """Stands for a file that lies elsewhere."""
 
     url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _answer(
     if content is None:
         return _empty(handler, 404, {})
     if isinstance(content, Redirect):
-        return _empty(handler, 302, {"Location": content.url})
+        return _empty(handler, 302, {"Location": content.url, **content.headers})
     size = content.stat().st_size if isinstance(content, Path) else len(content)
     headers = {"ETag": _tag(content)} if server.gives_tags else {}
     span = _span(seen.span, size) if server.gives_ranges and fault != "whole" else (0, size)

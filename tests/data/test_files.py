@@ -134,6 +134,17 @@ def test_a_folder_that_may_not_be_read_is_named(
         list_files(str(tmp_path))
 
 
+def test_a_hidden_folder_is_not_even_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.txt")
+    write(tmp_path / ".git" / "b.txt")
+    scandir, seen = os.scandir, []
+    monkeypatch.setattr(os, "scandir", lambda path: seen.append(str(path)) or scandir(path))
+    assert names(tmp_path) == ["a.txt"]
+    assert seen == [str(tmp_path)]
+
+
 def test_a_folder_without_a_readable_file_is_empty(tmp_path: Path) -> None:
     write(tmp_path / "image.png")
     assert list_files(str(tmp_path)) == []

@@ -3,7 +3,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from diffurefill.data.layout import folder_files, in_order, pattern_files, split_pattern
@@ -54,9 +54,14 @@ parts = st.sampled_from(["*", "**", "?", "a*", "[ab]", "b", "*.txt", ".*", "trai
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(paths, max_size=8), st.lists(parts, min_size=1, max_size=3).map("/".join))
+@given(
+    listing=st.lists(paths, max_size=8),
+    pattern=st.lists(parts, min_size=1, max_size=3).map("/".join),
+)
+@example(listing=["a/a"], pattern="*/*/**")
+@example(listing=["a/a/b", "a/b"], pattern="a/**")
 def test_a_pattern_means_what_it_means_on_this_machine(
-    tmp_path_factory: pytest.TempPathFactory, listing: list[str], pattern: str
+    listing: list[str], pattern: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     root = tmp_path_factory.mktemp("tree")
     for path in listing:

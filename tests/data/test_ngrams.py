@@ -146,6 +146,20 @@ def test_small_limits_lose_rare_sequences_and_say_so(
     assert ("new", "york") in counts_of(found, 2)
 
 
+@given(st.integers(4, 12), st.integers(0, 1000))
+def test_the_parts_of_a_listed_sequence_are_listed_whatever_was_lost(limit: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    texts = [" ".join(draw.choice(WORDS, 30)) for _ in range(3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("diffurefill.data.ngrams._BLOCK_WORDS", 20)
+        found = counted(texts, 1, max_ngrams=limit)
+    for order in range(2, MAX_ORDER + 1):
+        shorter = counts_of(found, order - 1)
+        for gram in counts_of(found, order):
+            assert gram[1:] in shorter
+            assert gram[:-1] in shorter
+
+
 def test_no_text_has_no_sequences() -> None:
     found = counted([])
     assert [len(level.counts) for level in found.levels] == [0] * MAX_ORDER

@@ -106,7 +106,8 @@ def test_runs_make_about_a_megabyte() -> None:
     texts = [f"{n:08}" * 1000 for n in range(1000)]  # 8 MB
     file = write(texts, data_page_size=100_000, write_batch_size=1, use_dictionary=False)
     sizes = [
-        sum(found.unpacked_bytes for found in run) for run in PageReader(file, chunk_of(file)).runs(0)
+        sum(found.unpacked_bytes for found in run)
+        for run in PageReader(file, chunk_of(file)).runs(0)
     ]
     assert all(pages.RUN_BYTES <= size < pages.RUN_BYTES + 200_000 for size in sizes[:-1])
     assert len(sizes) == 7
@@ -282,8 +283,10 @@ def test_each_page_can_be_decoded_by_itself(codec: Any, nullable: bool) -> None:
         file = write(table, compression=codec, **SMALL_PAGES, **encoding)
         reader = PageReader(file, chunk_of(file))
         for found in (found for run in reader.runs(0) for found in run):
-            values = list(itertools.chain.from_iterable(reader.decode([found])))
-            wanted = [t if t is None else t.encode() for t in texts[found.first_row : found.end_row]]
+            values = list(reader.decode([found]))
+            wanted = [
+                t if t is None else t.encode() for t in texts[found.first_row : found.end_row]
+            ]
             assert values == wanted
 
 

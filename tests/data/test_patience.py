@@ -1,4 +1,5 @@
 import logging
+import os
 from collections.abc import Callable
 
 import pytest
@@ -38,11 +39,14 @@ def test_what_fails_for_a_while_succeeds_in_the_end() -> None:
         assert 0.25 * 2**number <= slept <= 0.5 * 2**number
 
 
-def test_two_files_do_not_come_back_at_the_same_moments() -> None:
-    times = [FakeTime(), FakeTime()]
-    for name, time in zip("ab", times, strict=True):
+def test_two_files_or_two_processes_do_not_come_back_at_the_same_moments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    times = [FakeTime(), FakeTime(), FakeTime()]
+    for name, process, time in zip("abb", (1, 1, 2), times, strict=True):
+        monkeypatch.setattr(os, "getpid", lambda process=process: process)
         retried(name, failing(4), time.patience)
-    assert times[0].slept != times[1].slept
+    assert times[0].slept != times[1].slept != times[2].slept != times[0].slept
 
 
 def test_the_budget_is_used_to_its_end_and_no_longer() -> None:

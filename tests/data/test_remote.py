@@ -354,6 +354,11 @@ def test_a_refusal_of_the_second_host_passes_and_one_of_the_first_does_not() -> 
         server.next_faults.append("403")
         with pytest.raises(UserError, match="refused"):
             RemoteFile(with_login(server, "a"), time.patience)
+        assert isinstance(server.files, dict)
+        server.files["renamed"] = Redirect("/a")
+        server.next_faults.extend([None, "403"])
+        with pytest.raises(UserError, match="refused"):
+            RemoteFile(with_login(server, "renamed"), time.patience)
 
 
 def test_redirects_without_end_and_to_other_protocols_are_refused() -> None:
@@ -374,6 +379,24 @@ def test_only_another_tag_at_the_same_host_says_that_a_file_changed(tmp_path: Pa
         server.files["a"] = Redirect(named_otherwise)
         assert file.read_at(0, 10) == content[:10]
         server.files["a"] = Redirect(mirror.url_of("b"))
+        with pytest.raises(UserError, match="changed while it was read"):
+            file.read_at(2 * MIB, 10)
+
+
+def test_a_hub_s_own_tag_counts_for_more_than_that_of_the_host_it_sends_to(tmp_path: Path) -> None:
+    content = noise(3 * MIB)
+    (copy := tmp_path / "a").write_bytes(content)
+
+    def sent_to(name: str, tag: str) -> Redirect:
+        return Redirect(mirror.url_of(name), {"X-Linked-Etag": f'"{tag}"'})
+
+    with serve({"a": content, "b": copy}) as mirror, serve({}) as server:
+        assert isinstance(server.files, dict)
+        server.files.update({"old": Redirect("/a"), "a": sent_to("a", "1")})
+        file = open_remote(server.url_of("old"))
+        server.files["a"] = sent_to("b", "1")
+        assert file.read_at(0, 10) == content[:10]
+        server.files["a"] = sent_to("a", "2")
         with pytest.raises(UserError, match="changed while it was read"):
             file.read_at(2 * MIB, 10)
 

@@ -147,7 +147,7 @@ def test_spaces_are_trimmed_if_the_model_says_so() -> None:
 
 
 def test_the_best_scored_piece_is_merged_first_whatever_its_parts() -> None:
-    pieces = [*SPECIALS, *LETTERS, ("bc", -1.0, _NORMAL), ("ab", -2.0, _NORMAL)]
+    pieces = [*SPECIALS, *LETTERS, ("ab", -2.0, _NORMAL), ("bc", -1.0, _NORMAL)]
     assert tokens(model_file([*pieces, ("abc", -3.0, _NORMAL)]), "abc abcabc")[-2:] == [
         *("abc", "abc"),
     ]
@@ -166,6 +166,7 @@ def test_no_text_is_read_as_a_control_or_byte_piece(kind: int) -> None:
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text
         assert min(ids) >= len(SPECIALS)
+    assert Tokenizer.from_json(tokenizer.to_json()).to_json() == tokenizer.to_json()
 
 
 def test_no_text_is_read_as_a_control_piece_even_if_its_characters_are_unknown() -> None:
@@ -243,6 +244,7 @@ def test_added_tokens_have_the_ids_and_flags_that_the_files_give(tmp_path: Path)
         (model_file([*PIECES, PIECES[-1]]), "the same piece twice"),
         (model_file(PIECES[1:]), "no unknown piece"),
         (model_file(byte_fallback=True), "lacks some of the 256 byte pieces"),
+        (model_file([*PIECES, ("ba", -1.0, _UNUSED)]), "never to be used"),
         (model_file(space_after=True), "a word's start"),
         (model_file(escape=False), "a word's start"),
         (model_file(USER_DEFINED, word_start=True), "together with a word start"),

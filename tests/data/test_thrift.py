@@ -3,7 +3,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diffurefill.data.thrift import (
@@ -38,6 +38,7 @@ VALUES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(structs(VALUES), st.binary(max_size=5))
 def test_what_is_written_is_read(fields: dict[int, Any], behind: bytes) -> None:
     data = write_struct(fields)
@@ -45,6 +46,7 @@ def test_what_is_written_is_read(fields: dict[int, Any], behind: bytes) -> None:
     assert read_struct(behind + data, len(behind)) == (fields, len(behind) + len(data))
 
 
+@settings(max_examples=40)
 @given(structs(VALUES), st.data())
 def test_a_part_of_a_struct_is_cut_short(fields: dict[int, Any], data: st.DataObject) -> None:
     whole = write_struct(fields)
@@ -52,6 +54,7 @@ def test_a_part_of_a_struct_is_cut_short(fields: dict[int, Any], data: st.DataOb
         read_struct(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
+@settings(max_examples=40)
 @given(st.binary(max_size=100))
 def test_no_bytes_do_more_than_raise_an_error(data: bytes) -> None:
     try:
@@ -63,6 +66,7 @@ def test_no_bytes_do_more_than_raise_an_error(data: bytes) -> None:
     assert reader.position == end
 
 
+@settings(max_examples=40)
 @given(structs(VALUES))
 def test_a_struct_can_be_passed_over(fields: dict[int, Any]) -> None:
     reader = Reader(write_struct(fields))

@@ -156,6 +156,16 @@ def test_a_tokenizer_that_does_not_keep_text_is_refused(tmp_path: Path, kind: st
         load_tokenizer(path)
 
 
+def test_a_tokenizer_with_one_token_for_both_ends_gets_a_bos_of_its_own() -> None:
+    tokenizer = KINDS["byte level"]
+    assert tokenizer.eos_id == 0  # <|endoftext|>, the only special of the trained one
+    assert tokenizer.bos_id == tokenizer.num_pieces - 1
+    assert tokenizer.bos_id not in tokenizer.encode("<s> <|endoftext|>")
+    assert tokenizer.decode(tokenizer.document("the cat")) == "the cat"
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert (again.bos_id, again.num_pieces) == (tokenizer.bos_id, tokenizer.num_pieces)
+
+
 def test_merges_that_spell_a_special_are_left_out() -> None:
     record = json.loads(KINDS["word start always"].to_json())
     vocab = record["model"]["vocab"]

@@ -40,7 +40,7 @@ class Inspect:
         source = Source(paths=tuple(self.paths), text_column=self.text_column)
         found = inspect_source(source, self.files, self.documents, tokenizer)
         Console().print(show_source(found))
-        return 0
+        return 0 if found.documents or not self.documents else 1
 
 
 @dataclass

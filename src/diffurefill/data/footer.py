@@ -62,7 +62,7 @@ class Leaf(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """A leaf of one row group; `start` and `end` are offsets in the file."""
+    """A leaf of one row group; `start` and `end` are offsets in the file, the end as it is said."""
 
     row_group: int
     num_rows: int
@@ -73,6 +73,11 @@ class Chunk(NamedTuple):
     codec: int
     unpacked_bytes: int
     leaf: Leaf
+
+    @property
+    def limit(self) -> int:
+        """No page ends behind it."""
+        return self.end + _OLD_WRITERS_ERROR_BYTES
 
     @property
     def codec_name(self) -> str:
@@ -227,10 +232,11 @@ def _chunk(metadata: dict[int, Any], row_group: int, num_rows: int, leaf: Leaf) 
     if 0 < dictionary < start:
         start = dictionary
     size, num_values = integer(metadata, 7), integer(metadata, 5)
-    if start < len(MAGIC) or min(size, num_values) < 0:
+    # A column without values has no place.
+    if min(size, num_values) < 0 or (num_values and start < len(MAGIC)):
         raise Damage("its footer names an impossible place")
     if leaf.is_flat and num_values != num_rows:
         raise Damage("its footer counts other values than rows")
-    end = start + size + _OLD_WRITERS_ERROR_BYTES
+    end = start + size
     codec, unpacked_bytes = integer(metadata, 4), integer(metadata, 6)
     return Chunk(row_group, num_rows, num_values, start, end, codec, unpacked_bytes, leaf)

@@ -18,7 +18,6 @@ import pyarrow as pa
 from diffurefill.data.files import RandomAccess
 from diffurefill.data.footer import Chunk, Damage, TooLarge
 from diffurefill.data.pages import (
-    BATCH_ROWS,
     DATA_V2,
     MAX_PAGE_BYTES,
     PLAIN,
@@ -36,21 +35,19 @@ def can_stream(chunk: Chunk, page: Page) -> bool:
     return chunk.codec in _STREAMED and page.encoding == PLAIN and page.level_encoding == RLE
 
 
-def read_values(file: RandomAccess, chunk: Chunk, page: Page) -> Iterator[list[bytes | None]]:
-    """The values of a page that can be streamed, in batches; memory does not grow with the page.
+def read_values(file: RandomAccess, chunk: Chunk, page: Page) -> Iterator[bytes | None]:
+    """The values of a page that can be streamed; memory does not grow with the page.
 
     Raises Damage, and TooLarge where a single text is.
     """
     body = _Range(file, page.body_offset, page.end)
     with decoding_errors():
-        yield from _read_batches(io.BufferedReader(body, _BLOCK_BYTES), chunk, page)
+        yield from _unpacked_values(io.BufferedReader(body, _BLOCK_BYTES), chunk, page)
     if page.crc not in (None, body.crc):
         raise Damage(f"the page at byte {page.offset} does not have its checksum")
 
 
-def _read_batches(
-    body: io.BufferedReader, chunk: Chunk, page: Page
-) -> Iterator[list[bytes | None]]:
+def _unpacked_values(body: io.BufferedReader, chunk: Chunk, page: Page) -> Iterator[bytes | None]:
     levels = _Feed(body, page.level_bytes).take(page.level_bytes)
     codec = _STREAMED[chunk.codec] if page.is_compressed else None
     stream = body if codec is None else pa.CompressedInputStream(pa.PythonFile(body), codec)
@@ -58,18 +55,11 @@ def _read_batches(
     if chunk.leaf.max_definition and page.kind != DATA_V2:
         levels = feed.take(int.from_bytes(feed.take(4), "little"))
     present = _is_present(levels) if chunk.leaf.max_definition else itertools.repeat(True)
-    values = _values(feed, itertools.islice(present, page.num_values))
-    num_values = 0
-    while batch := list(itertools.islice(values, BATCH_ROWS)):
-        num_values += len(batch)
-        yield batch
-    if num_values != page.num_values or feed.remaining or stream.read(1):
-        raise Damage(f"the page at byte {page.offset} has another size than its header says")
-
-
-def _values(feed: _Feed, present: Iterator[bool]) -> Iterator[bytes | None]:
-    for is_present in present:
+    for is_present in itertools.islice(present, page.num_values):
         yield feed.take(int.from_bytes(feed.take(4), "little")) if is_present else None
+    # That there were so many values, whoever asked for them has seen.
+    if feed.remaining or stream.read(1):
+        raise Damage(f"the page at byte {page.offset} has another size than its header says")
 
 
 class _Range(io.RawIOBase):

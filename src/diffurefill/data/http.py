@@ -206,8 +206,8 @@ class HttpRanges:
         return asked("GET", self._url, self.uri, headers)
 
     def _check(self, response: httpx2.Response) -> None:
-        status, was_redirected = response.status_code, bool(response.history)
-        if status in (401, 403) and was_redirected:
+        status, origins = response.status_code, {r.url.origin for r in response.history}
+        if status in (401, 403) and origins and response.url.origin not in origins:
             # The first server let us in; what it signed for the second ran out on the way.
             raise Passing(f"the server of the file's bytes answered {status}")
         if status not in (200, 206):
@@ -223,8 +223,9 @@ class HttpRanges:
 def _tag(response: httpx2.Response) -> tuple[str, str] | None:
     """(host, tag of the content there). Mirrors tag alike content differently, so tags are compared
     host by host; a hub's own tag tells most, since where it redirects to may change at any time."""
-    first = (response.history or [response])[0]
-    for answer, name in ((first, "X-Linked-Etag"), (response, "ETag")):
-        if tag := answer.headers.get(name):
-            return answer.url.host, tag.removeprefix("W/")
+    for answer in (*response.history, response):
+        if tag := answer.headers.get("X-Linked-Etag"):
+            return answer.url.host, tag
+    if tag := response.headers.get("ETag"):
+        return response.url.host, tag.removeprefix("W/")
     return None

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from diffurefill.config import UserError
 from diffurefill.data.files import RandomAccess
 from diffurefill.data.footer import BYTE_ARRAY, MAGIC, OPTIONAL, REQUIRED, Chunk, Damage, TooLarge
 from diffurefill.data.thrift import (
@@ -91,12 +92,15 @@ def walk(file: RandomAccess, chunk: Chunk, offset: int = 0, row: int = 0) -> Ite
     do not fit, or where a header says what cannot be.
     """
     offset = offset or chunk.start
-    if not chunk.start <= offset < chunk.end:
+    if not chunk.start <= offset < chunk.limit:
         raise Damage(f"there is no page at byte {offset}")
     while row < chunk.num_values:
-        if offset >= min(chunk.end, file.size):
-            raise Damage(f"{row} rows are there of {chunk.num_values}")
-        page = _checked(_read_header(file, chunk, offset, row), chunk, file.size)
+        try:
+            page = _checked(_read_header(file, chunk, offset, row), chunk, file.size)
+        except UnreadableHeader:
+            if offset < min(chunk.end, file.size):
+                raise
+            raise Damage(f"{row} rows are there of {chunk.num_values}") from None
         yield page
         offset, row = page.end, page.end_row
 
@@ -131,13 +135,13 @@ class PageReader:
         if run:
             yield run
 
-    def decode(self, run: list[Page]) -> Iterator[list[bytes | None]]:
-        """The values of the pages of `run`, in batches. Raises Damage, TooLarge."""
+    def decode(self, run: list[Page]) -> Iterator[bytes | None]:
+        """The values of the pages of `run`. Raises Damage, TooLarge."""
         data = pa.BufferReader(self._virtual_file(run))
         with decoding_errors():
             parquet = pq.ParquetFile(data, pre_buffer=False, page_checksum_verification=True)
             for batch in parquet.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
-                yield batch.column(0).to_pylist()
+                yield from batch.column(0).to_pylist()
 
     def _virtual_file(self, run: list[Page]) -> bytes:
         parts = [MAGIC]
@@ -169,6 +173,8 @@ def decoding_errors() -> Generator[None]:
     """What pyarrow raises for data that it cannot read becomes Damage."""
     try:
         yield
+    except UserError:  # of the file that pyarrow read from; it is a ValueError too
+        raise
     except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
         raise Damage(" ".join(str(error).split())) from None
 
@@ -193,7 +199,7 @@ def _read(file: RandomAccess, page: Page) -> bytes:
 
 def _read_header(file: RandomAccess, chunk: Chunk, offset: int, row: int) -> Page:
     for window in _HEADER_WINDOWS:
-        data = file.read_at(offset, min(window, chunk.end - offset))
+        data = file.read_at(offset, min(window, chunk.limit - offset))
         try:
             fields, length = read_struct(data)
             return _page(fields, offset, offset + length, row)
@@ -247,7 +253,7 @@ def _checked(page: Page, chunk: Chunk, file_bytes: int) -> Page:
     sizes = (page.body_bytes, page.unpacked_bytes, page.num_values, page.level_bytes)
     if min(sizes) < 0 or page.level_bytes > min(page.body_bytes, page.unpacked_bytes):
         raise Damage(f"the page at byte {page.offset} has an impossible size")
-    if page.end > chunk.end or page.end > file_bytes:
+    if page.end > chunk.limit or page.end > file_bytes:
         raise Damage(f"the page at byte {page.offset} ends outside of its column")
     if page.unpacked_bytes > max(chunk.unpacked_bytes, MAX_PAGE_BYTES):
         raise Damage(f"the page at byte {page.offset} is larger than its column")

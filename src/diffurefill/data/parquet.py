@@ -127,10 +127,10 @@ def _read_by_pages(file: RandomAccess, chunk: Chunk, start: Mark) -> Iterator[Ro
     for run in reader.runs(start.row, start.offset, start.offset_row):
         first = run[0]
         if first.memory_bytes > LARGE_PAGE_BYTES and giant.can_stream(chunk, first):
-            batches = giant.read_values(file, chunk, first)
+            values = giant.read_values(file, chunk, first)
         else:
-            batches = reader.decode(run)
-        yield from _rows(chunk, run, itertools.chain.from_iterable(batches), start.row)
+            values = reader.decode(run)
+        yield from _rows(chunk, run, values, start.row)
 
 
 def _rows(

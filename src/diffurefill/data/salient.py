@@ -269,7 +269,7 @@ def _starts_sentence(text: str, low: int, start: int, end: int, marker: int) -> 
 
 def _word_before(text: str, dot: int) -> str:
     """The word that the dot at `dot` follows, as far as an abbreviation can be long."""
-    near = text[:dot]
+    near = text[max(0, dot - 12) : dot]
     return near.split()[-1].lstrip(_LOOK_THROUGH) if near.strip() else ""
 
 

@@ -153,14 +153,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def build_backend(model: SentencePieceModel, *, as_llama: bool, word_start: bool) -> Backend:
-    """Pieces, merges or scores, normaliser and decoder; control pieces as special tokens."""
+    """Pieces, merges or scores, normaliser and decoder; control pieces as special tokens.
+
+    `Tokenizer.from_json` keeps these and the byte pieces out of what a text can be read as.
+    """
     whole = [] if as_llama else _of_type(model, _USER_DEFINED)
     _require_followable(model, whole, word_start)
-    if model.kind == _BPE:
-        backend = Backend(_bpe(model, keep_user_defined=not whole))
-    else:
-        backend = Backend(_unigram(model))
-    normalizer = [] if as_llama else _own_normalizer(model)
+    backend = Backend(_bpe(model) if model.kind == _BPE else _unigram(model))
+    normalizer: list[Any] = [] if as_llama else _own_normalizer(model)
     if word_start:
         normalizer.append(normalizers.Prepend(SPACE))
     normalizer.append(normalizers.Replace(" ", SPACE))
@@ -190,6 +190,8 @@ def _require_followable(model: SentencePieceModel, whole: list[str], word_start:
         raise UserError(f"it has no unknown piece, or several: {use_json}")
     if model.byte_fallback and len(_of_type(model, _BYTE)) != 256:
         raise UserError(f"it falls back to bytes but lacks some of the 256 byte pieces: {use_json}")
+    if _of_type(model, _UNUSED):
+        raise UserError(f"it has pieces that are never to be used: {use_json}")
     if model.space_after or not model.escape_spaces:
         raise UserError(f"it does not mark a word's start by U+2581: {use_json}")
     if whole and word_start:
@@ -214,30 +216,25 @@ def _own_normalizer(model: SentencePieceModel) -> list[Any]:
     return steps
 
 
-def _bpe(model: SentencePieceModel, *, keep_user_defined: bool) -> models.BPE:
-    made = {_NORMAL, _USER_DEFINED} if keep_user_defined else {_NORMAL}
+def _bpe(model: SentencePieceModel) -> models.BPE:
     vocab = {piece: i for i, piece in enumerate(model.pieces)}
     return models.BPE(
         vocab=vocab,
-        merges=_merges(model, vocab, made),
+        merges=_merges(model, vocab),
         unk_token=_of_type(model, _UNKNOWN)[0],
         fuse_unk=True,
         byte_fallback=model.byte_fallback,
     )
 
 
-def _merges(
-    model: SentencePieceModel, vocab: dict[str, int], made: set[int]
-) -> list[tuple[str, str]]:
+def _merges(model: SentencePieceModel, vocab: dict[str, int]) -> list[tuple[str, str]]:
     """Every split of a piece into two pieces, best score first.
 
     A SentencePiece BPE joins whichever neighbours make the piece of the best score, so that a piece
     has as many merges as splits. What ties goes by id, as in the converted files of the field.
     """
     ranked = []
-    for piece, score, kind in zip(model.pieces, model.scores, model.types, strict=True):
-        if kind not in made:
-            continue  # nothing that a text says literally may become a special or a byte piece
+    for piece, score in zip(model.pieces, model.scores, strict=True):
         for at in range(1, len(piece)):
             left, right = piece[:at], piece[at:]
             if left in vocab and right in vocab:

@@ -53,19 +53,26 @@ def open_source(source: Source, num_slots: int) -> SourceText:
 
     Raises UserError for a missing path, a file that cannot be read or lacks the text column.
     """
-    if PYTHON in source.paths and len(source.paths) > 1:
-        raise UserError(f"{PYTHON} must be the only path of a data source: make it a second source")
+    units = open_files(source)
     if source.paths == (PYTHON,):
-        return SourceText(source, tuple(_library_units()))
-    # A file named by two paths is still one file: its documents must not come twice.
-    files = {file.uri: file for path in source.paths for file in list_files(path)}
-    units = [Unit(file, kind_of(file)) for file in files.values()]
+        return SourceText(source, tuple(units))
     if len(units) >= UNITS_PER_SLOT * num_slots:
         # With many files, one look into the first must do: a footer costs two requests on a hub.
         _looked_into(units[0], source.text_column)
         return SourceText(source, tuple(units))
     found = [part for unit in units for part in _looked_into(unit, source.text_column)]
     return SourceText(source, tuple(found))
+
+
+def open_files(source: Source) -> list[Unit]:
+    """Every file of the source as a unit, not looked into."""
+    if PYTHON in source.paths and len(source.paths) > 1:
+        raise UserError(f"{PYTHON} must be the only path of a data source: make it a second source")
+    if source.paths == (PYTHON,):
+        return _library_units()
+    # A file named by two paths is still one file: its documents must not come twice.
+    files = {file.uri: file for path in source.paths for file in list_files(path)}
+    return [Unit(file, kind_of(file)) for file in files.values()]
 
 
 def _looked_into(unit: Unit, text_column: str) -> list[Unit]:

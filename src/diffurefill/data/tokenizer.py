@@ -47,11 +47,16 @@ class Tokenizer:
     ) -> None:
         """Takes `backend` over; raises UserError where it has no BOS or EOS.
 
-        `encode_batch` is a faster way to the ids of `backend`.
+        One with a single token for both gets a BOS of its own, as an added token. `encode_batch` is
+        a faster way to the ids of `backend`.
         """
         vocab = backend.get_vocab(with_added_tokens=True)
-        self.bos_id = _special_id(vocab, BOS_NAMES, "beginning-of-text")
         self.eos_id = _special_id(vocab, EOS_NAMES, "end-of-text")
+        if _special_id(vocab, BOS_NAMES, "beginning-of-text") == self.eos_id:
+            # One token for both would not do: EOS is learnt and written, BOS only ever given.
+            backend.add_special_tokens([BOS_NAMES[0]])
+            vocab = backend.get_vocab(with_added_tokens=True)
+        self.bos_id = _special_id(vocab, BOS_NAMES, "beginning-of-text")
         ends = [name for name, i in vocab.items() if i in (self.bos_id, self.eos_id)]
         self._backend = _plain(backend, ends)
         self._encode_own = encode_batch or self._encode_with_backend
