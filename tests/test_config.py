@@ -184,7 +184,8 @@ def test_several_sources_need_their_shares() -> None:
     [
         ({"short_rows": 0.1, "short_length": 100}, "must be a multiple of data.short_length"),
         ({"span_rows": -0.1}, r"shares of rows must lie in \[0, 1\]"),
-        ({"span_rule": "collocations"}, "needs a list: make one with"),
+        ({"span_rule": "collocations"}, "need a list: make one with"),
+        ({"phrase_tokens": 10}, "need a list: make one with"),
         ({"sources": ()}, "data.sources is empty"),
     ],
 )

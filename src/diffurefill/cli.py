@@ -16,6 +16,7 @@ from typing import Any
 
 import tyro
 
+from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
@@ -42,6 +43,7 @@ COMMANDS: dict[str, type[Any]] = {
     "data inspect": Inspect,
     "data preview": Preview,
     "data pack": Pack,
+    "data collocations": Collocations,
 }
 """A command of two words belongs to the group that the first one names."""
 

@@ -128,6 +128,8 @@ class DataConfig:
     """Salient spans by rule S1 or S0 (docs/data.md), or the word sequences of a list."""
     collocations: str = ""
     """The list, made by `diffurefill data collocations`."""
+    phrase_tokens: int = 0
+    """Word pairs of that list, the first so many, that become tokens of their own."""
     num_slots: int = 16
     """Disjoint shares of the documents; a worker reads exactly one. Fixed for the run."""
 
@@ -148,11 +150,13 @@ class DataConfig:
             f"data.row_length {self.row_length} must be a multiple of data.short_length "
             f"{self.short_length}, and that at least 8 tokens",
         )
+        needs_list = self.span_rule == "collocations" or self.phrase_tokens > 0
         _require(
-            self.span_rule != "collocations" or bool(self.collocations),
-            "data.span_rule = collocations needs a list: make one with `diffurefill data "
-            "collocations` and name it in data.collocations",
+            bool(self.collocations) or not needs_list,
+            "data.span_rule = collocations and data.phrase_tokens need a list: make one with "
+            "`diffurefill data collocations` and name it in data.collocations",
         )
+        _require(self.phrase_tokens >= 0, "data.phrase_tokens must not be negative")
 
     def _check_phases(self, names: list[str]) -> None:
         if not self.phases:
@@ -452,6 +456,7 @@ def with_paths(config: RunConfig, paths: Sequence[str]) -> RunConfig:
         data = replace(data, sources=(source,), phases=())
     data = replace(
         data,
+        collocations=data.collocations and _absolute_path(data.collocations),
         sources=tuple(_absolute(source) for source in data.sources),
         probe_sources=tuple(_absolute(source) for source in data.probe_sources),
     )

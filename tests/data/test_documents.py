@@ -197,3 +197,13 @@ def test_pinning_reaches_every_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_held_out_fraction_comes_from_the_configuration(make_corpus: MakeCorpus) -> None:
     assert make_corpus([5]).held_out_fraction == HELD_OUT
+
+
+def test_the_fingerprint_sees_the_list_of_collocations(tmp_path: Path) -> None:
+    path, words = write_jsonl(tmp_path / "a.jsonl", ["x", "y"]), tmp_path / "words.txt"
+    prints = []
+    for content in ("one list", "another"):
+        words.write_text(content)
+        data = replace(data_config(path), collocations=str(words))
+        prints.append(open_corpus(data).fingerprint)
+    assert len({*prints, open_corpus(data_config(path)).fingerprint}) == 3

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models
 
 from diffurefill.config import UserError
-from diffurefill.data.tokenizer import Tokenizer, load_tokenizer
+from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.data.kinds import CODE, KINDS, MODEL, any_text, every_kind, tricky_text
 
 
@@ -41,7 +41,7 @@ def test_decoding_skips_specials_mask_pad_and_unused_ids() -> None:
 
 def test_bytes_that_are_no_utf8_decode_to_replacement_characters() -> None:
     half = MODEL.encode("\u2603")[:2]  # two of the snowman's three bytes
-    assert MODEL.decode([*MODEL.encode("a"), *half, *MODEL.encode("c")]) == "a\ufffd\ufffdc"
+    assert MODEL.decode([*MODEL.encode("a"), *half, *MODEL.encode("c")]) == "a\ufffdc"
 
 
 def test_ids_are_pieces_then_mask_then_pad() -> None:
@@ -174,3 +174,12 @@ def test_merges_that_spell_a_special_are_left_out() -> None:
     loaded = Tokenizer.from_json(json.dumps(record))
     assert vocab["<s"] in loaded.encode("a<s>")
     assert loaded.bos_id not in loaded.encode("a<s>")
+
+
+def test_broken_bytes_leave_the_line_break_beside_them_alone() -> None:
+    """The library alone would write every byte of the run as U+FFFD."""
+    model = train_tokenizer(["ab " * 50], 300)
+    line_break, half = model.encode("\n"), model.encode("é")[:1]
+    assert len(line_break) == len(half) == 1  # byte pieces, both
+    assert model.decode([*line_break, *half, *line_break]) == "\n\ufffd\n"
+    assert model.decode([*model.encode("ab"), *half, *model.encode("é")]) == "ab\ufffdé"

@@ -76,15 +76,13 @@ def token_texts(ids: np.ndarray, tokenizer: Tokenizer) -> Iterator[str]:
 
 def _inner_texts(ids: list[int], tokenizer: Tokenizer) -> Iterator[str]:
     """By byte lengths where they add up to the text, else each token decoded by itself."""
-    text = tokenizer.decode(ids).encode()
-    ends = np.cumsum(tokenizer.byte_lengths[ids], dtype=np.int64)
-    # A tokenizer may have put a blank before the first word, which decoding takes away again.
-    put_before = int(ends[-1]) - len(text) if ids else 0
-    if put_before not in (0, 1):
-        yield from (tokenizer.decode([token]) for token in ids)
+    text = tokenizer.decode_inner(ids).encode()
+    ends = np.cumsum(tokenizer.byte_lengths[ids], dtype=np.int64).tolist()
+    if ids and ends[-1] != len(text):
+        yield from (tokenizer.decode_inner([token]) for token in ids)
         return
     start = 0
-    for end in (max(int(end) - put_before, 0) for end in ends):
+    for end in ends:
         while end < len(text) and text[end] & 0xC0 == 0x80:  # inside a character
             end += 1
         yield text[start : max(end, start)].decode("utf-8", "replace")

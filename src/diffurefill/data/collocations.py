@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from diffurefill.config import UserError
+from diffurefill.data.files import read_whole
 from diffurefill.data.ngrams import (
     MAX_ORDER,
     RUN,
@@ -52,9 +53,12 @@ class Collocations:
 
     @classmethod
     def load(cls, path: str | Path) -> Collocations:
-        """Raises UserError where `path` is no such list."""
+        """The list at `path`, which may be any file that a data source may be.
+
+        Raises UserError where it is no such list.
+        """
         try:
-            first, *entries = Path(path).read_text("utf-8").splitlines()
+            first, *entries = read_whole(str(path)).decode().splitlines()
             if not first.startswith(_MAGIC):
                 raise ValueError("its first line is not that of such a list")
             facts = json.loads(first.removeprefix(_MAGIC))

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from diffurefill.config import DataConfig, Source, UserError
-from diffurefill.data.files import pinned
+from diffurefill.data.files import pinned, read_whole
 from diffurefill.data.marks import Mark
 from diffurefill.data.rows import cut_long, read_rows
 from diffurefill.data.sources import SourceText, open_source
@@ -20,17 +20,20 @@ from diffurefill.runtime import philox
 
 @dataclass(frozen=True)
 class Corpus:
-    """`probe_keys`: the keys (`text_key`) of the documents in probe sources."""
+    """`probe_keys`: the keys (`text_key`) of the documents in probe sources. `span_list`: sha256 of
+    the list of collocations, if there is one."""
 
     sources: Mapping[str, SourceText]
     probe_sources: tuple[SourceText, ...]
     probe_keys: frozenset[int]
     held_out_fraction: float
+    span_list: str = ""
 
     @cached_property
     def fingerprint(self) -> str:
         """sha256 hex over what the units are, not where: a worker refuses a corpus that differs."""
-        facts = [[text.name, text.facts] for text in (*self.sources.values(), *self.probe_sources)]
+        texts = (*self.sources.values(), *self.probe_sources)
+        facts = [self.span_list, *([text.name, text.facts] for text in texts)]
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
     @property
@@ -87,7 +90,10 @@ def open_corpus(data: DataConfig) -> Corpus:
         keys = frozenset(text_key(doc) for source in probe_sources for doc in texts_of(source))
     except OSError as error:
         raise UserError(f"cannot read a data source: {error}") from None
-    return Corpus(sources, probe_sources, keys, data.held_out_fraction)
+    span_list = ""
+    if data.collocations:
+        span_list = hashlib.sha256(read_whole(data.collocations)).hexdigest()
+    return Corpus(sources, probe_sources, keys, data.held_out_fraction, span_list)
 
 
 def documents_of_row(text: str | None) -> Iterator[str]:

@@ -138,6 +138,15 @@ def open_file(uri: str) -> RandomAccess:
     return LocalFile(uri)
 
 
+def read_whole(uri: str) -> bytes:
+    """All bytes of a small file."""
+    file = open_file(uri)
+    try:
+        return file.read_at(0, file.size)
+    finally:
+        file.close()
+
+
 def looks_like_text(file: RandomAccess) -> bool:
     """Whether its first bytes are UTF-8 without zeros."""
     try:

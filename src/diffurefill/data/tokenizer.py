@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -126,13 +127,35 @@ class Tokenizer:
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids`; specials, MASK, PAD and unused ids are skipped.
 
-        A run of byte pieces that is not UTF-8 as a whole becomes one U+FFFD per byte.
+        Bytes that are no UTF-8 become U+FFFD.
         """
-        return self._backend.decode(self._own_ids(ids), skip_special_tokens=True)
+        return self._decode(self._backend, ids)
 
     def decode_inner(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` from inside a document: a space before the first word is kept."""
-        return self._inner.decode(self._own_ids(ids), skip_special_tokens=True)
+        return self._decode(self._inner, ids)
+
+    def _decode(self, backend: Backend, ids: Sequence[int] | np.ndarray) -> str:
+        own = self._own_ids(ids)
+        text = backend.decode(own, skip_special_tokens=True)
+        if "\ufffd" not in text or not self._bytes_of:
+            return text
+        # The library gives up a whole run of byte pieces, and with it a line break that is sound.
+        parts: list[bytes] = []
+        for is_byte, run in groupby(own, key=self._bytes_of.__contains__):
+            if is_byte:
+                parts.append(bytes(self._bytes_of[i] for i in run))
+            else:
+                chosen = self._inner if parts else backend
+                parts.append(chosen.decode(list(run), skip_special_tokens=True).encode())
+        return b"".join(parts).decode("utf-8", "replace")
+
+    @cached_property
+    def _bytes_of(self) -> dict[int, int]:
+        """The byte pieces' ids and what they stand for; none in a byte-level BPE."""
+        vocab = self._backend.get_vocab(with_added_tokens=False)
+        named = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        return {vocab[name]: byte for name, byte in named.items() if name in vocab}
 
     # --- bytes -----------------------------------------------------------------------------------
 

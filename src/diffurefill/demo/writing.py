@@ -130,5 +130,5 @@ def _held_out_gap(model: LoadedModel) -> Canvas:
     ids = model.tokenizer.encode(text)
     middle = len(ids) // 2
     left = model.tokenizer.decode(ids[: middle - GAP_TOKENS // 2])
-    right = model.tokenizer.decode(ids[middle + GAP_TOKENS // 2 :])
+    right = model.tokenizer.decode_inner(ids[middle + GAP_TOKENS // 2 :])
     return model.gaps(f"{left}[MASK*{GAP_TOKENS}]{right}")

@@ -104,7 +104,7 @@ def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Prob
 
 def _pieces(text: str, tokenizer: Tokenizer, row_length: int) -> Iterator[TokenDocument]:
     """The document cut to rows, each piece as a document of its own."""
-    ids = np.array([tokenizer.bos_id, *tokenizer.encode(text), tokenizer.eos_id], dtype=np.int64)
+    ids = np.array(tokenizer.document(text), dtype=np.int64)
     for at in range(0, len(ids), row_length):
         piece = ids[at : at + row_length]
         no_spans = partial(np.zeros, len(piece), np.int32)

@@ -91,11 +91,9 @@ class LoadedModel:
     def gaps(self, text: str) -> Canvas:
         """The canvas of one text whose gaps are written [MASK*n]; UserError when there is none."""
         parts = GAP.split(text)  # text, n, text, n, ..., text
-        row = [
-            int(part) if i % 2 else self.tokenizer.encode(part)
-            for i, part in enumerate(parts)
-            if part
-        ]
+        # What stands behind a gap is no text's beginning: no word starts there of itself.
+        encode = [self.tokenizer.encode, *[self.tokenizer.encode_inner] * len(parts)]
+        row = [int(part) if i % 2 else encode[i](part) for i, part in enumerate(parts) if part]
         if len(parts) == 1:
             raise UserError("the text has no gap: write [MASK*12] where 12 tokens are to be filled")
         return infill([row], self.specials, max_tokens=self.config.data.row_length)
@@ -123,7 +121,7 @@ class LoadedModel:
         return done
 
     def decode_token(self, token: int) -> str:
-        return self.tokenizer.decode([token])
+        return self.tokenizer.decode_inner([token])
 
     def held_out(self) -> HeldOut:
         return held_out_ce(

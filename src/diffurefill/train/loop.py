@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from diffurefill.config import RunConfig, UserError
+from diffurefill.data.collocations import Collocations
 from diffurefill.data.documents import Corpus, training_texts
 from diffurefill.data.encoding import with_encoder
 from diffurefill.data.loader import Loader
@@ -127,7 +128,8 @@ class Trainer:
 
 
 def make_tokenizer(config: RunConfig, corpus: Corpus) -> Tokenizer:
-    """The tokenizer that `data.tokenizer` asks for; a trained one never sees held-out text.
+    """The tokenizer that `data.tokenizer` asks for, with its phrase tokens; a trained one never
+    sees held-out text.
 
     Raises UserError when the model's vocabulary has no room for it.
     """
@@ -137,6 +139,9 @@ def make_tokenizer(config: RunConfig, corpus: Corpus) -> Tokenizer:
         tokenizer = train_tokenizer(texts, data.tokenizer_pieces)
     else:
         tokenizer = load_tokenizer(data.tokenizer)
+    if data.phrase_tokens:
+        phrases = Collocations.load(data.collocations).bigrams(data.phrase_tokens)
+        tokenizer = tokenizer.with_phrases(phrases)
     tokenizer.require_fits(config.model.vocab_size)
     return tokenizer
 
