@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffurefill.config import UserError
+from diffurefill.config import Phase, RunConfig, Source, UserError
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import read_folder, train_alone
 from diffurefill.fleet.loading import load, probe_models
@@ -23,10 +23,27 @@ class Killed(BaseException):
     pass
 
 
+def mixed_config(folder: Path) -> RunConfig:
+    """Two sources, a phase from step 5, spans and short rows; intervals of 4 steps."""
+    config = tiny_config(write_corpus(folder))
+    (folder / "facts.txt").write_text("\n\n".join(f"Anna Lee, {n}." * 300 for n in range(40)))
+    sources = (
+        replace(config.data.sources[0], name="web"),
+        Source(name="facts", paths=(str(folder / "facts.txt"),)),
+    )
+    phases = (
+        Phase(shares=(("web", 1.0),)),
+        Phase(from_step=5, shares=(("web", 0.5), ("facts", 0.5)), span_rows=0.5),
+    )
+    data = replace(config.data, sources=sources, phases=phases, short_rows=0.3, short_length=8)
+    return replace(config, data=data)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
 def test_a_run_killed_and_resumed_equals_the_unbroken_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mixed: bool
 ) -> None:
-    config = tiny_config(write_corpus(tmp_path))
+    config = mixed_config(tmp_path) if mixed else tiny_config(write_corpus(tmp_path))
     train_alone(tmp_path / "whole", config, 12, quiet)
     take_step = Trainer.take_step
 
@@ -120,3 +137,17 @@ def test_the_log_holds_losses_and_probes(trained: str) -> None:
         assert 0.0 < record["masked_share"] < 1.0
         assert 0.0 < record["prefix_share"] < 1.0
         assert any(ce for ce in record["ce_by_t"].values())
+
+
+def test_the_log_says_what_an_interval_s_rows_held(tmp_path: Path) -> None:
+    train_alone(tmp_path / "t", mixed_config(tmp_path), 12, quiet)
+    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    first, _, last = [record for record in log if "held_out_ce" in record]
+    assert set(first["tokens"]) == {"web"}
+    assert set(last["tokens"]) == set(last["documents"]) == {"web", "facts"}
+    assert sum(last["tokens"].values()) == pytest.approx(1.0)
+    assert set(last["epochs"]) == {"web", "facts"}
+    assert first["span_row_share"] == 0.0
+    assert last["span_row_share"] > 0.0
+    for name in ("padding_share", "documents_cut_share", "head_share", "short_share"):
+        assert 0.0 <= last[name] <= 1.0

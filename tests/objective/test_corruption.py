@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -34,7 +36,8 @@ def row_batches(draw):
 def run(ids, doc_ids, config, keys, span_ids=None, part_length=None):
     spans = np.zeros_like(doc_ids) if span_ids is None else span_ids
     lengths = np.full(len(ids), part_length or ids.shape[1], dtype=np.int32)
-    return corrupt(ids, doc_ids, spans, lengths, config, keys=keys, mask_id=MASK, bos_id=BOS)
+    rows = SimpleNamespace(ids=ids, doc_ids=doc_ids, span_ids=spans, part_lengths=lengths)
+    return corrupt(rows, config, keys=keys, mask_id=MASK, bos_id=BOS)
 
 
 def plain_rows(num_rows, num_positions):
@@ -239,7 +242,8 @@ def test_short_and_whole_rows_stand_in_one_batch():
     config = ObjectiveConfig()
     lengths = np.array([32, 8, 32], dtype=np.int32)
     spans = np.zeros_like(doc_ids)
-    out = corrupt(ids, doc_ids, spans, lengths, config, keys=keys, mask_id=MASK, bos_id=BOS)
+    rows = SimpleNamespace(ids=ids, doc_ids=doc_ids, span_ids=spans, part_lengths=lengths)
+    out = corrupt(rows, config, keys=keys, mask_id=MASK, bos_id=BOS)
     whole = run(ids, doc_ids, config, keys)
     assert out.parts[:, 0].tolist() == [0, 1, 5]
     assert out.t[[0, 5]].tolist() == whole.t[[0, 2]].tolist()

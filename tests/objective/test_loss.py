@@ -1,5 +1,6 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -68,7 +69,8 @@ def test_the_uniform_predictor_has_ln_v_in_expectation_under_elbo():
     ids = np.zeros((20_000, 32), dtype=np.int64)
     keys = [("test", row) for row in range(len(ids))]
     none, lengths = ids.astype(np.int32), np.full(len(ids), 32, dtype=np.int32)
-    rows = corrupt(ids, none, none, lengths, config, keys=keys, mask_id=9, bos_id=1)
+    arrays = SimpleNamespace(ids=ids, doc_ids=none, span_ids=none, part_lengths=lengths)
+    rows = corrupt(arrays, config, keys=keys, mask_id=9, bos_id=1)
     weights = weights_of(rows.is_masked, rows.t, rows.num_eligible, "elbo")
     # Every ce is ln V, so the loss is ln V times the sum of the weights.
     assert weights.sum().item() == pytest.approx(1.0, rel=2e-2)

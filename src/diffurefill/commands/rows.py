@@ -28,10 +28,7 @@ def corrupted_rows(
     with _loader(config, corpus, tokenizer, slot, step, interval_rows, num_rows) as loader:
         rows = next(loader)
     corrupted = corrupt(
-        rows.ids,
-        rows.doc_ids,
-        rows.span_ids,
-        rows.part_lengths,
+        rows,
         config.objective,
         keys=[(config.seed, "mask", step, slot, row) for row in range(num_rows)],
         mask_id=tokenizer.mask_id,

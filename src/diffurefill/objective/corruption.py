@@ -4,7 +4,7 @@ key alone."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -38,27 +38,47 @@ class Corrupted(NamedTuple):
     """(P,) int64: positions that could have been masked."""
 
 
+class RowArrays(Protocol):
+    """Rows as data.packing makes them, B of T positions each."""
+
+    @property
+    def ids(self) -> np.ndarray:
+        """(B, T) int64."""
+        ...
+
+    @property
+    def doc_ids(self) -> np.ndarray:
+        """(B, T) int32, -1 on PAD."""
+        ...
+
+    @property
+    def span_ids(self) -> np.ndarray:
+        """(B, T) int32, 0 outside spans."""
+        ...
+
+    @property
+    def part_lengths(self) -> np.ndarray:
+        """(B,) int32: each divides T."""
+        ...
+
+
 def corrupt(
-    ids: np.ndarray,
-    doc_ids: np.ndarray,
-    span_ids: np.ndarray,
-    part_lengths: np.ndarray,
+    rows: RowArrays,
     config: ObjectiveConfig,
     *,
     keys: Sequence[Key],
     mask_id: int,
     bos_id: int,
 ) -> Corrupted:
-    """Mask `ids` (B, T) int64; one key for `philox` per row.
+    """Mask `rows`; one key for `philox` per row.
 
-    `doc_ids` (B, T) int32 is -1 on PAD; `span_ids` (B, T) int32 is 0 outside spans;
-    `part_lengths` (B,) int32 divide T. PAD and BOS are never masked; EOS is, for the model must
-    learn to end.
+    PAD and BOS are never masked; EOS is, for the model must learn to end.
     """
-    can_mask = (doc_ids >= 0) & (ids != bos_id)
+    ids = rows.ids
+    can_mask = (rows.doc_ids >= 0) & (ids != bos_id)
     parts = [
-        _mask_part(can_mask[row, at], span_ids[row, at], config, philox(*key))
-        for row, at, key in _parts(part_lengths, ids.shape[1], keys)
+        _mask_part(can_mask[row, at], rows.span_ids[row, at], config, philox(*key))
+        for row, at, key in _parts(rows.part_lengths, ids.shape[1], keys)
     ]
     is_masked = np.concatenate([part.is_masked for part in parts]).reshape(ids.shape)
     numbers = np.repeat(np.arange(len(parts)), [len(part.is_masked) for part in parts])

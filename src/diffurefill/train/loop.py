@@ -111,6 +111,9 @@ class Trainer:
     def take_metrics(self) -> dict[str, Any]:
         """What the steps since the last call, or since `seek`, were like."""
         facts = self._metrics.facts()
+        if self.position is not None:
+            cursors = self.position.cursor.sources
+            facts["epochs"] = {name: cursor.epoch for name, cursor in sorted(cursors.items())}
         self._metrics = IntervalMetrics(self.config.optim.clip_norm)
         return facts
 

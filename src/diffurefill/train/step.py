@@ -69,16 +69,7 @@ def train_step(
     """The update that brings `model` from step - 1 to `step`; `keys` gives one mask key per row."""
     device = model.embedding.weight.device
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
-    corrupted = corrupt(
-        rows.ids,
-        rows.doc_ids,
-        rows.span_ids,
-        rows.part_lengths,
-        config.objective,
-        keys=keys,
-        mask_id=mask_id,
-        bos_id=bos_id,
-    )
+    corrupted = corrupt(rows, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id)
     weights = token_weights(
         corrupted.is_masked,
         corrupted.parts,

@@ -106,16 +106,20 @@ def test_an_answer_without_text_is_an_empty_one_and_half_characters_are_replaced
 
 
 def test_a_question_is_given_up_after_its_tries():
-    with serve(lambda request: Reply("still busy", status=503)) as server:
-        with pytest.raises(GaveUp, match="HTTP 503: still busy"):
-            ask(Endpoint(server.url, "tiny", tries=3))
+    with (
+        serve(lambda request: Reply("still busy", status=503)) as server,
+        pytest.raises(GaveUp, match="HTTP 503: still busy"),
+    ):
+        ask(Endpoint(server.url, "tiny", tries=3))
     assert len(server.requests) == 3
 
 
 def test_a_question_that_is_refused_is_not_asked_again():
-    with serve(lambda request: Reply("context too long", status=400)) as server:
-        with pytest.raises(GaveUp, match="HTTP 400: context too long"):
-            ask(Endpoint(server.url, "tiny"))
+    with (
+        serve(lambda request: Reply("context too long", status=400)) as server,
+        pytest.raises(GaveUp, match="HTTP 400: context too long"),
+    ):
+        ask(Endpoint(server.url, "tiny"))
     assert len(server.requests) == 1
 
 
@@ -140,18 +144,19 @@ def test_nobody_listening_is_trouble_too():
     ],
 )
 def test_what_will_never_pass_stops_at_once_with_what_to_do(reply: Reply, message: str):
-    with serve(lambda request: reply) as server:
-        with pytest.raises(UserError, match=message) as error:
-            ask(Endpoint(server.url, "tiny", KEY))
+    with serve(lambda request: reply) as server, pytest.raises(UserError, match=message) as error:
+        ask(Endpoint(server.url, "tiny", KEY))
     assert len(server.requests) == 1
     assert KEY not in str(error.value)
 
 
 def test_the_key_shows_nowhere():
     assert KEY not in repr(Endpoint("http://a/v1", "tiny", KEY))
-    with serve(lambda request: Reply(f"no {KEY}", status=400)) as server:
-        with pytest.raises(GaveUp, match=r"no \[key\]"):
-            ask(Endpoint(server.url, "tiny", KEY))
+    with (
+        serve(lambda request: Reply(f"no {KEY}", status=400)) as server,
+        pytest.raises(GaveUp, match=r"no \[key\]"),
+    ):
+        ask(Endpoint(server.url, "tiny", KEY))
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch):
