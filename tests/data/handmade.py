@@ -85,16 +85,27 @@ def page(header: dict[int, Any], body: bytes) -> bytes:
 
 
 def data_page(num_values: int, body: bytes, encoding: int = PLAIN, **changes: int) -> bytes:
-    """Version 1, not compressed. `changes` to the header's first fields, as in `unpacked=7`."""
-    header = {1: 0, 2: changes.get("unpacked", len(body)), 3: changes.get("packed", len(body))}
-    header[5] = {1: num_values, 2: encoding, 3: RLE, 4: RLE}
+    """Version 1, not compressed. `changes`: `unpacked`, `packed`, `levels` of the header."""
+    header: dict[int, Any] = {1: 0, 2: len(body), 3: changes.get("packed", len(body))}
+    header[2] = changes.get("unpacked", len(body))
+    header[5] = {1: num_values, 2: encoding, 3: changes.get("levels", RLE), 4: RLE}
     return page(header, body)
 
 
-def gzip_page(num_values: int, body: bytes) -> bytes:
+def gzip_page(num_values: int, body: bytes, unpacked: int | None = None) -> bytes:
     packed = gzip.compress(body)
-    header = {1: 0, 2: len(body), 3: len(packed), 5: {1: num_values, 2: PLAIN, 3: RLE, 4: RLE}}
+    header: dict[int, Any] = {1: 0, 2: len(body) if unpacked is None else unpacked, 3: len(packed)}
+    header[5] = {1: num_values, 2: PLAIN, 3: RLE, 4: RLE}
     return page(header, packed)
+
+
+def page_left_as_it_is(num_values: int, num_nulls: int, level_bytes: bytes, body: bytes) -> bytes:
+    """Version 2, not compressed although the column is."""
+    size = len(level_bytes + body)
+    member = {1: num_values, 2: num_nulls, 3: num_values, 4: PLAIN, 5: len(level_bytes), 6: 0}
+    header = write_struct({1: 3, 2: size, 3: size, 8: member})
+    # write_struct knows no booleans. The member's field 7 is false: one byte, of type 2.
+    return header[:-2] + b"\x12" + header[-2:] + level_bytes + body
 
 
 def dictionary_page(num_values: int, body: bytes) -> bytes:

@@ -22,7 +22,9 @@ from tests.data.handmade import (
     data_page,
     file_of,
     gzip_page,
+    levels,
     page,
+    page_left_as_it_is,
     plain,
     read,
     sized,
@@ -106,6 +108,18 @@ def test_levels_of_every_form() -> None:
     assert streamed(file) == [t if t is None else t.encode() for t in texts_of(file)]
 
 
+def test_a_page_left_as_it_is_in_a_compressed_column() -> None:
+    pages = [page_left_as_it_is(2, 1, levels([True, False]), plain(["abc"]))]
+    file = file_of([(2, pages)], codec=GZIP, schema=[OPTIONAL_TEXT])
+    assert streamed(file) == [b"abc", None]
+
+
+def test_levels_in_the_oldest_encoding_are_left_to_pyarrow() -> None:
+    body = bytes([0b10100101]) + plain("abcd")
+    file = file_of([(8, [data_page(8, body, levels=4)])], schema=[OPTIONAL_TEXT])
+    assert texts_of(file) == ["a", None, "b", None, None, "c", None, "d"]
+
+
 def test_invalid_text_is_replaced() -> None:
     file = file_of([(2, [data_page(2, plain([b"a\xffb", "c"]))])])
     assert texts_of(file) == ["a\ufffdb", "c"]
@@ -187,6 +201,19 @@ def test_a_page_that_unpacks_to_another_size(unpacked: int) -> None:
     assert body != wrong
     with pytest.raises(UserError, match="is damaged"):
         read(file_of([(2, [wrong])], codec=GZIP))
+
+
+def test_a_page_that_unpacks_to_more_than_its_texts() -> None:
+    file = file_of([(1, [gzip_page(1, plain(["a", "b"]), unpacked=5)])], codec=GZIP)
+    with pytest.raises(UserError, match="another size than its header says"):
+        read(file)
+
+
+def test_fewer_levels_than_values() -> None:
+    body = sized(levels([True, False])) + plain(["a"])
+    file = file_of([(3, [data_page(3, body)])], schema=[OPTIONAL_TEXT])
+    with pytest.raises(UserError, match="another number of texts than their headers say"):
+        read(file)
 
 
 def test_levels_that_end_too_early() -> None:

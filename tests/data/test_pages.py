@@ -22,6 +22,7 @@ from tests.data.handmade import (
     gzip_page,
     levels,
     page,
+    page_left_as_it_is,
     plain,
     read,
     sized,
@@ -139,6 +140,17 @@ def test_a_dictionary_is_read_only_where_it_is_needed() -> None:
     assert sum(file.reads) < (1 << 16) + (1 << 14) + 5000
 
 
+def test_a_dictionary_is_read_once() -> None:
+    texts = [f"{n % 500}" * 50 for n in range(200_000)]
+    file = write(texts, compression="none", data_page_size=20_000, max_rows_per_page=5000)
+    reader = PageReader(file, chunk_of(file))
+    runs = [[page] for run in reader.runs(0) for page in run]
+    assert len(runs) > 10
+    file.reads.clear()
+    assert sum(1 for run in runs for _ in reader.decode(run)) == len(texts)
+    assert sum(file.reads) < file.size + 50_000
+
+
 # --- files that no writer here writes -------------------------------------------------------------
 
 
@@ -159,15 +171,8 @@ def test_optional_values_with_levels_in_runs() -> None:
 
 
 def test_version_2_pages_may_leave_a_compressed_column_as_it_is() -> None:
-    body = levels([True, False]) + plain(["abc"])
-    header = {1: 3, 2: len(body), 3: len(body)}
-    member = {1: 2, 2: 1, 3: 2, 4: 0, 5: 4, 6: 0}
-    schema = [OPTIONAL_TEXT]
-    # write_struct writes no booleans: is_compressed = false is field 7 of type 2, so one byte.
-    raw = bytearray(page(header | {8: member}, b""))
-    raw[-2:-2] = b"\x12"
-    file = file_of([(2, [bytes(raw) + body])], codec=GZIP, schema=schema)
-    assert texts_of(file) == ["abc", None]
+    pages = [page_left_as_it_is(2, 1, levels([True, False]), plain(["abc"]))]
+    assert texts_of(file_of([(2, pages)], codec=GZIP, schema=[OPTIONAL_TEXT])) == ["abc", None]
 
 
 def test_old_writers_count_the_chunk_too_short() -> None:
@@ -260,6 +265,22 @@ def test_a_header_of_an_unknown_kind_is_left_to_pyarrow() -> None:
     with pytest.raises(UnreadableHeader, match="page header at byte"):
         list(walk(file, chunk_of(file)))
     damaged(file, "")  # pyarrow cannot read it either
+
+
+def test_reading_goes_on_where_only_pyarrow_knows_the_header() -> None:
+    """A header with a field that is nested more deeply than any that there is today."""
+    deep: dict[int, Any] = {1: 1}
+    for _ in range(20):
+        deep = {1: deep}
+    header = {1: 0, 2: 5, 3: 5, 5: {1: 1, 2: 0, 3: 3, 4: 3}, 20: deep}
+    texts = ["a" * pages.RUN_BYTES, "b", "c", "d"]
+    first, last = data_page(2, plain(texts[:2])), data_page(1, plain("d"))
+    file = file_of([(4, [first, page(header, plain("c")), last])])
+    rows = read(file)
+    assert [text for text, _ in rows] == texts
+    assert [mark.offset for _, mark in rows] == [4, 4 + len(first), 0, 0]
+    for place, (_, mark) in enumerate(rows):
+        assert texts_of(file, mark) == texts[place + 1 :]
 
 
 def test_a_mark_of_another_file_is_damage() -> None:

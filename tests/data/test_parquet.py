@@ -294,6 +294,14 @@ def test_only_the_contents_are_read() -> None:
     assert sum(file.reads) < len(long)
 
 
+def test_nested_columns_are_read_a_megabyte_at_a_time() -> None:
+    rows = [[f"{n}:{k * n}" for k in range(200)] for n in range(6000)]
+    file = write(rows, compression="none", use_dictionary=False)
+    assert file.size > 10_000_000
+    next(parquet.read_rows(file, "text", None, Mark()))
+    assert sum(file.reads) < 5_000_000
+
+
 def test_a_content_that_lies_deeper_is_another() -> None:
     rows = [[{"a": {"content": "no"}, "content": "yes"}]]
     assert texts_of(write(rows)) == ["yes"]

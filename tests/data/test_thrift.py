@@ -114,6 +114,12 @@ def test_what_is_no_struct(data: bytes, message: str) -> None:
         read_struct(data)
 
 
+def test_what_is_passed_over_may_not_be_nested_without_end() -> None:
+    for data in (b"\x1c" * 3000, b"\x19" * 3000, b"\x1b\x01\xcc" * 3000):
+        with pytest.raises(ThriftError, match="nested too deeply"):
+            Reader(data).skip(STRUCT)
+
+
 def test_a_field_must_have_its_type() -> None:
     fields = {1: 5, 2: {}, 3: True}
     assert integer(fields, 1) == 5

@@ -121,7 +121,7 @@ class PageReader:
         run: list[Page] = []
         size = 0
         for page in walk(self._file, self._chunk, offset, offset_row):
-            if page.kind not in (DATA, DATA_V2) or page.end_row <= row or not page.num_values:
+            if page.kind not in (DATA, DATA_V2) or page.end_row <= row:
                 continue
             is_large = page.memory_bytes > LARGE_PAGE_BYTES
             if run and is_large:

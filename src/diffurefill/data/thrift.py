@@ -163,7 +163,9 @@ def _skip(data: bytes, position: int, kind: int, depth: int) -> int:
         return position + 1
     if kind == _BINARY and data[position] < 128:
         return position + 1 + data[position]
-    if kind == STRUCT and depth < _MAX_DEPTH:
+    if depth > _MAX_DEPTH:
+        raise ThriftError("structs are nested too deeply")
+    if kind == STRUCT:
         while head := data[position]:
             position += 1
             if head < 16:  # the field's number follows

@@ -80,6 +80,7 @@ class Server:
 def serve(script: Script, port: int = 0) -> Generator[Server]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1  # one packet an answer: a second one would wait for an acknowledgement
 
         def do_POST(self) -> None:
             content = self.rfile.read(int(self.headers["content-length"]))
@@ -93,7 +94,9 @@ def serve(script: Script, port: int = 0) -> Generator[Server]:
                 server.in_flight += 1
                 server.most_in_flight = max(server.most_in_flight, server.in_flight)
             try:
-                self._reply(script(request))
+                reply = script(request)
+                with contextlib.suppress(ConnectionError):  # the client was ended meanwhile
+                    self._reply(reply)
             finally:
                 with server.lock:
                     server.in_flight -= 1

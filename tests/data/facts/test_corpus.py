@@ -171,7 +171,7 @@ def test_troubles_that_pass_lose_no_answer(tmp_path: Path):
         return good(request)
 
     with serve(troubled) as server:
-        progress, _, records = run(tmp_path, leads, server, timeout_seconds=1.0)
+        progress, _, records = run(tmp_path, leads, server, timeout_seconds=0.5)
     assert (progress.answered, progress.failed, len(records)) == (12, 0, 12)
     assert sorted(Counter(server.asked()).values()) == [1] * 6 + [2] * 6
 

@@ -20,10 +20,10 @@ from diffurefill.data.facts.filters import (
 TITLE = "Marie Curie (scientist)"
 LEAD = (
     "Maria Salomea Skłodowska-Curie, born on 7 November 1867 in Warsaw, was a physicist and "
-    "chemist who conducted pioneering research on radioactivity. She was the first woman to win a "
-    "Nobel Prize, the first person to win it twice, in 1903 and 1911, and the first woman to become a "
-    "professor at the University of Paris. About 1,600 years is the half-life of radium-226, which "
-    "she discovered with her husband Pierre Curie."
+    "chemist who conducted pioneering research on radioactivity. She was the first woman to win "
+    "a Nobel Prize, the first person to win it twice, in 1903 and 1911, and the first woman to "
+    "become a professor at the University of Paris. About 1,600 years is the half-life of "
+    "radium-226, which she discovered with her husband Pierre Curie."
 )
 GOOD = (
     "Two Nobel Prizes went to Marie Curie, who came from Warsaw: one in 1903, another in 1911. "
