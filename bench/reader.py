@@ -1,6 +1,6 @@
 """Reading a Parquet file with one large row group: memory, first document, going on from a place.
 
-    python bench/reader.py [--quick] [--datasets-python PATH]
+    python bench/reader.py [--quick] [--datasets-python PATH]    (or DATASETS_PYTHON=PATH)
 
 The file is one row group of 2 GB of text (--quick: 100 MB) in pages as pyarrow makes them, zstd:
 documents of 2.7 kB on average, cut out of the Python library's source. It is read to its end, on
@@ -28,6 +28,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,12 @@ def documents(num_bytes: int) -> Iterator[str]:
 
 
 def read_ours(uri: str, figures: dict[str, Any], mark: list[int] | None) -> Iterator[str | None]:
-    from diffurefill.data import http  # noqa: F401 - open_file imports it when it is needed
     from diffurefill.data.files import open_file
     from diffurefill.data.marks import Mark
     from diffurefill.data.parquet import read_rows
+
+    if "://" in uri:  # which open_file would import
+        from diffurefill.data import remote  # noqa: F401
 
     def read() -> Iterator[str | None]:
         file = open_file(uri)
@@ -177,6 +180,8 @@ def run_child(reader: str, uri: str, mark: list[int] | None, is_first_only: bool
     if marks := figures.pop("marks", []):
         figures["resume"] = marks[len(marks) * 2 // 3]
     figures["imports_mb"], figures["peak_mb"] = imports_mb, peak_mb()
+    packages = ["pyarrow"] + ["datasets"] * (reader == "datasets")
+    figures["versions"] = {name: metadata.version(name) for name in packages}
     print(json.dumps(figures))
 
 
@@ -259,7 +264,11 @@ def median(runs: list[dict[str, Any]], figure: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a small file, under a minute")
-    parser.add_argument("--datasets-python", help="a Python that has the package `datasets`")
+    parser.add_argument(
+        "--datasets-python",
+        default=os.environ.get("DATASETS_PYTHON"),
+        help="a Python that has the package `datasets`; default: $DATASETS_PYTHON, or this one",
+    )
     parser.add_argument("--reader", choices=READERS, help=argparse.SUPPRESS)
     parser.add_argument("--uri", help=argparse.SUPPRESS)
     parser.add_argument("--mark", type=json.loads, help=argparse.SUPPRESS)

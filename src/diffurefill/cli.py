@@ -19,6 +19,7 @@ import tyro
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
+from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Probe, Train
 from diffurefill.config import UserError, load_file, load_preset, preset_names
@@ -44,6 +45,7 @@ COMMANDS: dict[str, type[Any]] = {
     "data preview": Preview,
     "data pack": Pack,
     "data collocations": Collocations,
+    "data facts": Facts,
 }
 """A command of two words belongs to the group that the first one names."""
 

@@ -24,6 +24,19 @@ NONE, GZIP = 0, 2
 PLAIN, RLE, RLE_DICTIONARY = 0, 3, 8
 
 
+SMALL_PAGES: dict[str, Any] = {"data_page_size": 600, "write_batch_size": 8}
+ENCODINGS: dict[str, dict[str, Any]] = {
+    "plain": {"use_dictionary": False},
+    "dictionary": {},
+    "dictionary, then plain": {"dictionary_pagesize_limit": 500},
+    "delta length": {
+        "use_dictionary": False,
+        "column_encoding": {"text": "DELTA_LENGTH_BYTE_ARRAY"},
+    },
+    "delta": {"use_dictionary": False, "column_encoding": {"text": "DELTA_BYTE_ARRAY"}},
+}
+
+
 @dataclass
 class MemoryFile:
     """See RandomAccess; counts what is read."""
@@ -61,6 +74,14 @@ def read(file: MemoryFile, start: Mark = START, column: str = "text") -> list[Ro
 
 def texts_of(file: MemoryFile, start: Mark = START, column: str = "text") -> list[str | None]:
     return [text for text, _ in read(file, start, column)]
+
+
+def some_texts(count: int) -> list[str | None]:
+    """Of 0 to 50 words, some null, some twice."""
+    return [
+        None if n % 11 == 0 else " ".join(f"wörd{n % 70 * k}" for k in range(n * 7 % 51))
+        for n in range(count)
+    ]
 
 
 # --- pages ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import tyro
 from diffurefill.commands.facts import Facts
 from diffurefill.config import UserError
 from tests.data.facts.chat_server import Reply, Request, restated, serve
-from tests.data.facts.test_corpus import good, lead
+from tests.data.facts.clockmakers import good, lead
 
 SHARED = Path(__file__).resolve().parents[3] / ".." / "shared" / "data"
 

@@ -23,15 +23,16 @@ HELLO = [{"role": "user", "content": "Hello"}]
 KEY = "sk-very-secret"
 
 
-def ask(endpoint: Endpoint) -> tuple[Answer, list[float]]:
+def ask(endpoint: Endpoint, said: list[str] | None = None) -> tuple[Answer, list[float]]:
     """The answer, and the waits between the tries."""
     waits: list[float] = []
+    said = [] if said is None else said
 
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
     async def run() -> Answer:
-        async with ChatClient(endpoint, 2, sleep) as client:
+        async with ChatClient(endpoint, 2, said.append, sleep) as client:
             return await client.ask(HELLO, max_tokens=5, temperature=0.5, seed=7)
 
     return asyncio.run(run()), waits
@@ -81,6 +82,13 @@ def test_what_may_pass_is_tried_again_after_growing_waits(trouble: Reply):
     assert answer.text == "Hi."
     assert len(server.requests) == 4
     assert [0.5 <= wait / 2**n < 1.5 for n, wait in enumerate(waits)] == [True] * 3
+
+
+def test_only_the_first_trouble_is_reported():
+    said: list[str] = []
+    with serve(first(Reply("busy", status=503), Reply("gone", status=500))) as server:
+        ask(Endpoint(server.url, "tiny"), said)
+    assert said == ["the endpoint gives no answer (HTTP 503: busy); trying again"]
 
 
 def test_a_server_that_hangs_is_left_and_asked_again():

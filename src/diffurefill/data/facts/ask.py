@@ -130,7 +130,7 @@ async def _ask(
                 reported = now
                 report(progress.line(client, now - start))
 
-    async with ChatClient(endpoint, concurrency, sleep) as client:
+    async with ChatClient(endpoint, concurrency, report, sleep) as client:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(concurrency):

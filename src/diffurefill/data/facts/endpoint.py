@@ -67,18 +67,21 @@ def key_from_environment(variable: str | None) -> str | None:
 class ChatClient:
     """Asks one endpoint; use it as an async context. `num_retries` and `trouble` say how it goes.
 
-    `sleep` waits between tries; `num_connections` limits what is open at once.
+    `sleep` waits between tries; `num_connections` limits what is open at once; `report` hears of
+    the first trouble, which else nobody would see for a minute.
     """
 
     def __init__(
         self,
         endpoint: Endpoint,
         num_connections: int,
+        report: Callable[[str], None],
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.endpoint = endpoint
         self.num_retries = 0
         self.trouble = ""
+        self._report = report
         self._sleep = sleep
         key = endpoint.api_key
         self._client = httpx2.AsyncClient(
@@ -112,6 +115,8 @@ class ChatClient:
             if answer is not None:
                 return answer
             if number + 1 < self.endpoint.tries:
+                if self.num_retries == 0:
+                    self._report(f"the endpoint gives no answer ({self.trouble}); trying again")
                 self.num_retries += 1
                 await self._sleep(max(_wait_seconds(number, seed), asked_wait))
         raise GaveUp(self.trouble)
