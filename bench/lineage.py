@@ -23,7 +23,7 @@ from pathlib import Path
 from _common import report
 from diffurefill.config import DataConfig, Source
 from diffurefill.data.documents import open_corpus, texts_of
-from diffurefill.data.tokenizer import train_tokenizer
+from diffurefill.data.tokens.tokenizer import train_tokenizer
 from diffurefill.fleet.simulate.chaos import memory_folder
 from diffurefill.fleet.simulate.lineage import Lineage, LineageRun
 

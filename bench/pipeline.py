@@ -2,14 +2,14 @@
 
     python bench/pipeline.py [--quick] [--encoder gigatoken]
 
-Nine Parquet files, each a single row group of 150 MB of text (--quick: 8 MB), lie behind a server on
-this machine that takes 40 ms to answer. A fresh process mixes them by the shares of the report's
-Table 3, tokenises, looks for salient spans in a quarter of the rows and packs rows of 2,048 tokens;
+Nine Parquet files, each a row group of 150 MB of text (--quick: 8 MB), lie behind a server on this
+machine that takes 40 ms to answer. A fresh process mixes them by the shares of the report's Table
+3, tokenises, looks for salient spans in a quarter of the rows and packs rows of 2,048 tokens;
 `peak_mb` is all its memory. `share_of_core_35k` and `share_of_core_300k` say how much of one core
-the path takes beside a training that uses 35,000 or 300,000 tokens a second. `cpu_seconds_per_million`
-tells the parts apart, each measured alone in a process of its own on the same documents. The text is
-the shared classics and wiki passages, the tokenizer MiniCPM4's, where they are at hand; else the
-Python library and an 8,192-piece BPE of it.
+the path takes beside a training that uses 35,000 or 300,000 tokens a second.
+`cpu_seconds_per_million` tells the parts apart, each measured alone in a process of its own on the
+same documents. The text is the shared classics and wiki passages, the tokenizer MiniCPM4's, where
+they are at hand; else the Python library and an 8,192-piece BPE of it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ import pyarrow.parquet as pq
 from _common import ROOT, peak_mb, report
 from diffurefill.config import DataConfig, Phase, Source
 from diffurefill.data.cursors import Cursor
-from diffurefill.data.documents import open_corpus, texts_of, training_texts
+from diffurefill.data.documents import open_corpus, texts_of
 from diffurefill.data.encoding import span_finder, with_encoder
 from diffurefill.data.loader import Loader
 from diffurefill.data.mixture import read_documents, slot_of
 from diffurefill.data.sources import open_source
-from diffurefill.data.tokenizer import load_tokenizer, train_tokenizer
+from diffurefill.data.tokens.tokenizer import load_tokenizer, train_tokenizer
 
 SHARED = ROOT.parent / "shared" / "data"
 SHARES = [0.18, 0.20, 0.15, 0.15, 0.08, 0.07, 0.08, 0.04, 0.05]

@@ -4,9 +4,9 @@
 
 The file is one row group of 2 GB of text (--quick: 100 MB) in pages as pyarrow makes them, zstd:
 documents of 2.7 kB on average, cut out of the Python library's source. It is read to its end, on
-the disk and from a range server on this machine, by `diffurefill.data.parquet`; and on the disk by
-pyarrow with its defaults, and by `datasets` streaming, if PATH is a Python that has it (this one
-is looked at, too). A second file holds a quarter of the text in a single page.
+the disk and from a range server on this machine, by our reader; and on the disk by pyarrow with its
+defaults, and by `datasets` streaming, if PATH is a Python that has it (this one is looked at, too).
+A second file holds a quarter of the text in a single page.
 
 Every run is a process of its own and starts with the file out of the page cache. Peak memory is
 resident memory of the process, interpreter and imports included. First documents and resumes are
@@ -86,9 +86,9 @@ def documents(num_bytes: int) -> Iterator[str]:
 
 
 def read_ours(uri: str, figures: dict[str, Any], mark: list[int] | None) -> Iterator[str | None]:
-    from diffurefill.data.files import open_file
-    from diffurefill.data.marks import Mark
-    from diffurefill.data.parquet import read_rows
+    from diffurefill.data.formats.marks import Mark
+    from diffurefill.data.formats.parquet import read_rows
+    from diffurefill.data.storage.files import open_file
 
     if "://" in uri:  # which open_file would import
         from diffurefill.data import remote  # noqa: F401

@@ -33,7 +33,7 @@ from diffurefill.config import DataConfig, Phase, Source
 from diffurefill.data.documents import open_corpus
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import Position, Rows
-from diffurefill.data.tokenizer import load_tokenizer, train_tokenizer
+from diffurefill.data.tokens.tokenizer import load_tokenizer, train_tokenizer
 
 INTERVAL_ROWS, BATCH_ROWS = 24, 4
 WORDS = ["owl", "Anna Lee", "river", "1903", "quiet", "lamp", "over", "Paris", "ran", "while"]

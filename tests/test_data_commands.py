@@ -11,7 +11,7 @@ from diffurefill.cli import COMMANDS, main
 from diffurefill.commands.preview import token_texts
 from diffurefill.config import DataConfig, Source
 from diffurefill.data.inspection import inspect_source
-from diffurefill.data.tokenizer import train_tokenizer
+from diffurefill.data.tokens.tokenizer import train_tokenizer
 
 TEXTS = [f"Anna Lee saw the owl in {1900 + n}, over the hill.\n" * (n % 4 + 1) for n in range(60)]
 

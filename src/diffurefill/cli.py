@@ -107,10 +107,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         import difflib
 
-        if len(argv) == 1 or argv[1] in ("-h", "--help"):
-            if any(known.startswith(f"{argv[0]} ") for known in COMMANDS):
-                say(usage(f"{argv[0]} "))
-                return 0 if len(argv) > 1 else 2
+        asks_for_help = len(argv) == 1 or argv[1] in ("-h", "--help")
+        if asks_for_help and any(known.startswith(f"{argv[0]} ") for known in COMMANDS):
+            say(usage(f"{argv[0]} "))
+            return 0 if len(argv) > 1 else 2
         near = difflib.get_close_matches(name, COMMANDS, n=1) or ["--help"]
         return _fail(f"no command {name!r}; did you mean `diffurefill {near[0]}`?", 2)
     started = time.monotonic()

@@ -9,7 +9,7 @@ import pytest
 
 from diffurefill.config import DataConfig, Source
 from diffurefill.data.documents import Corpus, open_corpus, texts_of
-from diffurefill.data.tokenizer import Tokenizer, train_tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer, train_tokenizer
 
 WORDS = ["fox", "ran", "over", "the", "hill", "while", "seven", "quiet", "owls", "looked", "on"]
 HELD_OUT = 0.2

@@ -14,7 +14,7 @@ from diffurefill.data import encoding, loader
 from diffurefill.data.documents import Corpus, open_corpus, training_texts
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import Position, Rows
-from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from tests.data.conftest import all_texts, data_config
 
 MakeCorpus = Callable[..., Corpus]

@@ -10,7 +10,7 @@ from diffurefill.config import UserError
 from diffurefill.data import slots
 from diffurefill.data.cursors import SourceCursor
 from diffurefill.data.documents import Corpus
-from diffurefill.data.marks import Mark
+from diffurefill.data.formats.marks import Mark
 from diffurefill.data.slots import Slot, read_source
 from tests.data.conftest import all_texts
 

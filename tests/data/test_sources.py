@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from diffurefill.config import Source, UserError
 from diffurefill.data.documents import documents_of_row, texts_of
-from diffurefill.data.files import File, LocalFile
-from diffurefill.data.marks import Mark
-from diffurefill.data.rows import (
+from diffurefill.data.formats.marks import Mark
+from diffurefill.data.formats.rows import (
     MAX_DOCUMENT_CHARS,
     PART_CHARS,
     group,
@@ -22,6 +21,7 @@ from diffurefill.data.rows import (
     top_level_parts,
 )
 from diffurefill.data.sources import SourceText, open_source
+from diffurefill.data.storage.files import File, LocalFile
 from diffurefill.data.units import Unit
 
 

@@ -34,9 +34,9 @@ class Collocations:
     """Name of the text field in Parquet and JSONL."""
 
     def run(self) -> int:
-        from diffurefill.data.collocations import build_collocations
         from diffurefill.data.documents import texts_of
         from diffurefill.data.sources import open_source
+        from diffurefill.data.spans.collocations import build_collocations
 
         if not self.out.parent.is_dir():
             raise UserError(f"no such folder: {self.out.parent}; make it, or name another --out")

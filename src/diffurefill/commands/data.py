@@ -34,7 +34,7 @@ class Inspect:
         from diffurefill.commands.inspection import show_source
         from diffurefill.config import Source
         from diffurefill.data.inspection import inspect_source
-        from diffurefill.data.tokenizer import load_tokenizer
+        from diffurefill.data.tokens.tokenizer import load_tokenizer
 
         tokenizer = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
         source = Source(paths=tuple(self.paths), text_column=self.text_column)

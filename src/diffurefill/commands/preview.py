@@ -11,7 +11,7 @@ from rich.style import Style
 from rich.text import Text
 
 from diffurefill.data.packing import Rows
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.objective.corruption import Corrupted
 
 DOCUMENT_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "white")

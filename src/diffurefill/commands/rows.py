@@ -11,7 +11,7 @@ from diffurefill.data.documents import Corpus, open_corpus
 from diffurefill.data.encoding import with_encoder
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import PackingCounts, Position, Rows
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.objective.corruption import Corrupted, corrupt
 from diffurefill.train.loop import make_tokenizer
 from diffurefill.train.metrics import packing_facts

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from diffurefill.data.marks import Mark
+from diffurefill.data.formats.marks import Mark
 
 
 class SourceCursor(NamedTuple):

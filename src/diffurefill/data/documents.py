@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 
 from diffurefill.config import DataConfig, Source, UserError
-from diffurefill.data.files import pinned, read_whole
-from diffurefill.data.marks import Mark
-from diffurefill.data.rows import cut_long, read_rows
+from diffurefill.data.formats.marks import Mark
+from diffurefill.data.formats.rows import cut_long, read_rows
 from diffurefill.data.sources import SourceText, open_source
+from diffurefill.data.storage.files import pinned, read_whole
 from diffurefill.runtime import philox
 
 

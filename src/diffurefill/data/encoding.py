@@ -12,9 +12,9 @@ from diffurefill.config import DataConfig
 from diffurefill.data.documents import Corpus, training_texts
 from diffurefill.data.mixture import Document
 from diffurefill.data.packing import TokenDocument
-from diffurefill.data.salient import find_spans
-from diffurefill.data.spans import span_numbers
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.spans.numbers import span_numbers
+from diffurefill.data.spans.salient import find_spans
+from diffurefill.data.tokens.tokenizer import Tokenizer
 
 FindSpans = Callable[[str], list[tuple[int, int]]]
 """Text -> character ranges, sorted and disjoint."""
@@ -28,7 +28,7 @@ _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 1_000, 4_000_000
 def span_finder(data: DataConfig) -> FindSpans:
     """What `data.span_rule` asks for."""
     if data.span_rule == "collocations":
-        from diffurefill.data.collocations import Collocations
+        from diffurefill.data.spans.collocations import Collocations
 
         return Collocations.load(data.collocations).find_spans
     return partial(find_spans, rule=data.span_rule)

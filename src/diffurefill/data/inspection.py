@@ -8,10 +8,10 @@ from itertools import islice
 
 from diffurefill.config import Source, UserError
 from diffurefill.data.documents import texts_of
-from diffurefill.data.files import open_file
-from diffurefill.data.parquet_facts import PageFacts, describe
+from diffurefill.data.formats.parquet_facts import PageFacts, describe
 from diffurefill.data.sources import SourceText, open_files
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.storage.files import open_file
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.data.units import Unit
 
 SAMPLE_DOCUMENTS = 200

@@ -21,7 +21,7 @@ from diffurefill.data.documents import Corpus
 from diffurefill.data.encoding import encode_documents, span_finder
 from diffurefill.data.mixture import read_documents, slot_of
 from diffurefill.data.packing import Position, Rows, pack
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 
 
 class Loader:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from diffurefill.config import UserError
 from diffurefill.data.cursors import SourceCursor
 from diffurefill.data.documents import documents_of_row
-from diffurefill.data.marks import Mark
-from diffurefill.data.rows import read_rows
+from diffurefill.data.formats.marks import Mark
+from diffurefill.data.formats.rows import read_rows
 from diffurefill.data.sources import UNITS_PER_SLOT, SourceText
 from diffurefill.runtime import philox
 

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 
 from diffurefill.config import Source, UserError
-from diffurefill.data import parquet
-from diffurefill.data.files import File, list_files, looks_like_text, open_file
-from diffurefill.data.marks import Mark
-from diffurefill.data.rows import read_rows
+from diffurefill.data.formats import parquet
+from diffurefill.data.formats.marks import Mark
+from diffurefill.data.formats.rows import read_rows
+from diffurefill.data.storage.files import File, list_files, looks_like_text, open_file
 from diffurefill.data.units import Unit, kind_of
 
 PYTHON = "python:"

@@ -24,7 +24,7 @@ from diffurefill.config import ProbeConfig, RunConfig, Stage, UserError
 from diffurefill.data.cursors import Cursor
 from diffurefill.data.documents import Corpus, held_out_documents
 from diffurefill.data.packing import Position, TokenDocument, pack
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import generate
 from diffurefill.runtime import philox

@@ -19,7 +19,7 @@ from diffurefill import config as configs
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
 from diffurefill.data.packing import Position
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
 from diffurefill.fleet import records
 from diffurefill.store.durable import write_file

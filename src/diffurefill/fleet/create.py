@@ -11,7 +11,7 @@ from diffurefill import config as configs
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
 from diffurefill.data.mixture import require_every_slot
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import build_probe
 from diffurefill.fleet import records
 from diffurefill.fleet.records import State

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffurefill.config import RunConfig, Stage, UserError
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, cut_at_eos, generate
 from diffurefill.decode.viewer import Viewer, replay

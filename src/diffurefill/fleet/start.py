@@ -11,7 +11,7 @@ from pathlib import Path
 
 from diffurefill.config import FleetConfig, UserError
 from diffurefill.data.documents import open_corpus
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe
 from diffurefill.fleet import records
 from diffurefill.fleet.averaging import FileAverager

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from diffurefill.config import RunConfig, UserError
-from diffurefill.data.collocations import Collocations
 from diffurefill.data.documents import Corpus, training_texts
 from diffurefill.data.encoding import with_encoder
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import Position
-from diffurefill.data.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from diffurefill.data.spans.collocations import Collocations
+from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import default_device

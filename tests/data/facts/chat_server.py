@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-from diffurefill.data.salient import find_spans
+from diffurefill.data.spans.salient import find_spans
 
 
 @dataclass(frozen=True)

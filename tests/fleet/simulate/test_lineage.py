@@ -8,7 +8,7 @@ import pytest
 
 from diffurefill.config import DataConfig, Source
 from diffurefill.data.documents import Corpus, open_corpus
-from diffurefill.data.tokenizer import Tokenizer, train_tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from diffurefill.fleet.simulate import lineage
 from diffurefill.fleet.simulate.lineage import Lineage, LineageRun, ReadingLearner
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from diffurefill.data.documents import open_corpus
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import Probe
 from diffurefill.fleet import records
 from diffurefill.fleet.audit import audit_run

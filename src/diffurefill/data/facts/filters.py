@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from diffurefill.data.salient import find_spans
+from diffurefill.data.spans.salient import find_spans
 
 COPY_WORDS = 8
 """Length of the word sequences whose copied share is limited."""

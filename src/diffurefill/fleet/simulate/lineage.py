@@ -20,7 +20,7 @@ from diffurefill.config import DataConfig
 from diffurefill.data.documents import Corpus
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import Position, Rows
-from diffurefill.data.tokenizer import Tokenizer
+from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.fleet.records import State
 from diffurefill.fleet.simulate.kernel import Process
 from diffurefill.fleet.simulate.provenance import ExactLearner

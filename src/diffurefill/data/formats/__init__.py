@@ -1,0 +1,1 @@
+"""Bytes -> rows of text, from any mark on, in bounded memory."""

@@ -1,0 +1,1 @@
+"""Which stretches of a text are masked whole: names and numbers, collocations."""
