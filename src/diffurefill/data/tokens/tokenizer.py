@@ -45,11 +45,12 @@ class Tokenizer:
         backend: Backend,
         phrases: Sequence[str] = (),
         encode_batch: EncodeBatch | None = None,
+        record: pieces.Record | None = None,
     ) -> None:
         """Takes `backend` over; raises UserError where it has no BOS or EOS.
 
         One with a single token for both gets a BOS of its own, as an added token. `encode_batch` is
-        a faster way to the ids of `backend`.
+        a faster way to the ids of `backend`; `record` is its JSON, if it is at hand.
         """
         vocab = backend.get_vocab(with_added_tokens=True)
         self.eos_id = _special_id(vocab, EOS_NAMES, "end-of-text")
@@ -62,6 +63,10 @@ class Tokenizer:
         self._backend = _plain(backend, ends)
         self._encode_own = encode_batch or self._encode_with_backend
         self._num_own = max(vocab.values()) + 1
+        # Taken from the record now: to parse it once more takes 80 MB for MiniCPM4.
+        record = self._record() if record is None else record
+        self._own_lengths = pieces.byte_lengths(record, self._num_own, self._special_ids())
+        self._word_start = pieces.word_start(record)
         self.phrases = tuple(phrases)
         self._table = PhraseTable(self._phrase_ids(), self._num_own)
 
@@ -76,7 +81,7 @@ class Tokenizer:
             raise UserError(f"not a tokenizer.json of the tokenizers library: {error}") from None
         if pieces.keep_specials_out(record, {*BOS_NAMES, *EOS_NAMES}):
             backend = Backend.from_str(json.dumps(record))
-        return cls(backend, phrases)
+        return cls(backend, phrases, record=record)
 
     def to_json(self) -> str:
         text = self._backend.to_str()
@@ -162,7 +167,7 @@ class Tokenizer:
     @cached_property
     def byte_lengths(self) -> np.ndarray:
         """int64 (num_pieces,): UTF-8 bytes of text each id stands for; specials stand for none."""
-        own = pieces.byte_lengths(self._record(), self._num_own, self._special_ids())
+        own = self._own_lengths
         sums = [own[list(sequence)].sum() for sequence in self._table.sequences]
         return np.concatenate([own, np.array(sums, dtype=np.int64)])
 
@@ -246,10 +251,6 @@ class Tokenizer:
         inner = self._inner if self.phrases else self._backend
         encoded = [inner.encode(f" {phrase}", add_special_tokens=False) for phrase in self.phrases]
         return list(dict.fromkeys(tuple(e.ids) for e in encoded if len(e.ids) >= 2))
-
-    @cached_property
-    def _word_start(self) -> pieces.WordStart:
-        return pieces.word_start(self._record())
 
     @cached_property
     def _inner(self) -> Backend:
