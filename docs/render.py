@@ -18,9 +18,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
+from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/fleet.md")
+PAGES = ("README.md", "docs/fleet.md", "docs/data.md")
 SHOWN_ROWS = 8
 WIDTH = 118
 
@@ -161,14 +162,29 @@ def codec_block(facts: dict[str, Any]) -> str:
 
 
 def merge_block(facts: dict[str, Any]) -> str:
-    naive = statistics.median(run["peak_mb"] for run in facts["runs"]["naive"])
+    naive = statistics.median(run["peak_mb"] for run in facts["runs"]["fetched"]["naive"])
     text = (
         f"`{facts['command']}` (results/merge.json): {facts['num_deltas']} contributions in "
         f"`{facts['codec']}` to {facts['num_params'] / 1e9:.2f}B parameters, with EMA and SWA in "
-        f"the same pass, cold files, everything fsynced: {facts['peak_mb']:.0f} MB at most against "
-        f"{naive:,.0f} MB for torch.load and averaging ({facts['memory_ratio']:.0f} times less), "
-        f"{facts['seconds']:.0f} s, {facts['time_ratio']:.1f} times less. Most of the time of both "
-        f"is the disk's; in CPU time the ratio is {facts['cpu_ratio']:.1f}."
+        f"the same pass, everything fsynced: {facts['peak_mb']:.0f} MB at most against "
+        f"{naive:,.0f} MB for torch.load and averaging ({facts['memory_ratio']:.0f} times less). "
+        f"With files that were just fetched and checked, as a merger has them, "
+        f"{facts['seconds']:.0f} s, {facts['time_ratio']:.1f} times less; with files that must "
+        f"come from the disk {facts['seconds_cold']:.0f} s, {facts['time_ratio_cold']:.1f} times "
+        f"less: "
+        f"most of that is the disk's, in both ways. In CPU time the ratio is "
+        f"{facts['cpu_ratio']:.1f}."
+    )
+    return fill(text, WIDTH)
+
+
+def exhaustive_block(facts: dict[str, Any]) -> str:
+    whole = [search for search in facts["searches"] if search["whole"]]
+    text = (
+        f"`{facts['command']}` (results/exhaustive.json): {facts['schedules']:,} schedules through "
+        f"{facts['states']:,} states in {len(facts['searches'])} searches with different bounds, "
+        f"{len(whole)} of them whole and the others stopped at {facts['max_states']:,} states: "
+        f"{facts['violations']} violations."
     )
     return fill(text, WIDTH)
 
@@ -187,6 +203,11 @@ def long_run_block(facts: dict[str, Any]) -> str:
 
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo_block,
+    "exhaustive": exhaustive_block,
+    "lineage": lineage_block,
+    "pipeline": pipeline_block,
+    "reader": reader_block,
+    "resume": resume_block,
     "capacity": capacity_block,
     "chaos": chaos_block,
     "codec": codec_block,

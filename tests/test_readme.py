@@ -24,7 +24,7 @@ def test_a_command_in_the_readme_parses(line: str) -> None:
 
 
 def test_every_command_but_doctor_and_demo_is_shown() -> None:
-    shown = {line.split()[1] for line in commands()}
+    shown = {" ".join(line.split()[1:][:n]) for line in commands() for n in (1, 2)}
     assert set(COMMANDS) - shown <= {"doctor", "demo"}
 
 
@@ -38,6 +38,7 @@ def test_every_file_the_readme_names_exists_and_every_room_is_named() -> None:
     assert all(f"{room}/" in house for room in rooms)
     unnamed = present - named - {"__init__.py", "__main__.py"}
     rooms_of_their_own = [package / "demo", package / "fleet" / "simulate"]
+    rooms_of_their_own += [path for path in (package / "data").iterdir() if path.is_dir()]
     inside = {path.name for room in rooms_of_their_own for path in room.glob("*.py")}
     assert unnamed <= inside, f"the README's tree lacks {unnamed - inside}"
 

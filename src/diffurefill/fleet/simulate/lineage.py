@@ -179,8 +179,8 @@ class LineageRun:
             (self._kill_worker, 0.5),
             (self._twin, 0.2),
             (self._kill_merger, 0.1),
-            (self._roll_back, 0.05),
-            (self._lose_all, 0.02),
+            (self._roll_back, 0.01),
+            (self._lose_all, 0.01),
         ):
             if self._chance.random() < probability:
                 self._kernel.at(self._kernel.now + self._chance.uniform(0.0, 120.0), kind)
