@@ -138,7 +138,7 @@ class FileAverager:
         if self.needs_momentum != (momentum_dest is not None):
             raise ValueError("momentum_dest goes with the nesterov outer step, and only with it")
         with contextlib.ExitStack() as stack:
-            old = stack.enter_context(TensorFile(base, last_use=True))
+            old = stack.enter_context(TensorFile(base))
             step = self._step(stack, old.schema, payloads, momentum, momentum_dest)
             if update_dest is not None:
                 update = stack.enter_context(DeltaWriter(update_dest, UPDATE_CODEC, old.schema))
@@ -190,9 +190,7 @@ class FileAverager:
     ) -> outer.Reader:
         """The outer step as a reader over files that `stack` closes."""
         shares = _shares([p.weight for p in payloads])
-        files = [
-            stack.enter_context(DeltaFile(p.path, p.codec, base, last_use=True)) for p in payloads
-        ]
+        files = [stack.enter_context(DeltaFile(p.path, p.codec, base)) for p in payloads]
         mean = Mean(files, shares)
         if self._kind == "replacement":
             return mean

@@ -155,17 +155,16 @@ class DeltaFile:
     """A payload read piece by piece as fp32, whatever its codec. A context manager.
 
     Raises ValueError when the file is not exactly one delta to weights of schema `base`.
-    `last_use`: see TensorFile.
     """
 
-    def __init__(self, path: Path, codec: str, base: Schema, *, last_use: bool = False) -> None:
+    def __init__(self, path: Path, codec: str, base: Schema) -> None:
         self.path = path
         self._formats = formats_of(codec, base)
         self._scratch = Scratch()
         expected = payload_schema(self._formats)
         # Far above what names and shapes need: a hostile header must not cost its size in memory.
         limit = 65_536 + sum(6 * len(name) + 400 for name in expected)
-        self._file = TensorFile(path, max_header_bytes=limit, last_use=last_use)
+        self._file = TensorFile(path, max_header_bytes=limit)
         try:
             require_schema(self._file.schema, expected, path)
         except ValueError:

@@ -44,7 +44,7 @@ def following(fold: Fold, schema: Schema) -> Generator[Follow]:
         if fold.previous is None:
             yield lambda name, start, new: out.write(name, new, start)
             return
-        previous = stack.enter_context(TensorFile(fold.previous, last_use=True))
+        previous = stack.enter_context(TensorFile(fold.previous))
         require_schema(previous.schema, schema, fold.previous)
         scratch = Scratch()
 

@@ -102,16 +102,10 @@ class TensorFile:
 
     Raises UserError when the header does not describe exactly the bytes that follow, or is longer
     than `max_header_bytes`: what arrives from another machine is checked before it is used.
-
-    `last_use`: what was read leaves the system's page cache, which on a small machine would give
-    up pages that are still to be read for what is written.
     """
 
-    def __init__(
-        self, path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES, last_use: bool = False
-    ) -> None:
+    def __init__(self, path: Path, *, max_header_bytes: int = MAX_HEADER_BYTES) -> None:
         self.path = path
-        self._last_use = last_use and hasattr(os, "posix_fadvise")
         # Unbuffered: pieces are large, and a buffer would copy them once more.
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 (closed by __exit__)
         if hasattr(os, "posix_fadvise"):
@@ -134,16 +128,13 @@ class TensorFile:
                 f"{self.path}: cannot read elements {start}:{start + out.numel()} of {name} "
                 f"({dtype}, {span.num_elements} elements) as {out.dtype}"
             )
-        first = place = self._body + span.begin + start * span.itemsize
+        place = self._body + span.begin + start * span.itemsize
         wanted = memoryview(_bytes_of(out))
         while wanted:
             count = os.preadv(self._file.fileno(), [wanted], place)
             if not count:
                 raise UserError(f"{self.path} ends inside {name}")
             wanted, place = wanted[count:], place + count
-        if self._last_use:
-            advice = os.POSIX_FADV_DONTNEED
-            os.posix_fadvise(self._file.fileno(), first, place - first, advice)
         return out
 
     def __enter__(self) -> Self:
