@@ -151,3 +151,33 @@ def test_the_log_says_what_an_interval_s_rows_held(tmp_path: Path) -> None:
     assert last["span_row_share"] > 0.0
     for name in ("padding_share", "documents_cut_share", "head_share", "short_share"):
         assert 0.0 <= last[name] <= 1.0
+
+
+def test_a_loss_that_is_no_number_stops_before_anything_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    train_alone(tmp_path / "t", config, 4, quiet)
+    saved = read_folder(tmp_path / "t").weights
+    take_step = Trainer.take_step
+
+    def spoilt(self: Trainer):
+        if self.step == 5:  # after a good step of the interval, weights are spoilt
+            with torch.no_grad():
+                next(self.model.parameters()).fill_(float("nan"))
+        return take_step(self)
+
+    monkeypatch.setattr(Trainer, "take_step", spoilt)
+    with pytest.raises(UserError, match=r"not finite at step 6, on rows from \{'cursor'"):
+        train_alone(tmp_path / "t", config, 8, quiet)
+    after = read_folder(tmp_path / "t").weights
+    assert all(torch.equal(w, after[name]) for name, w in saved.items())
+    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    assert log[-1]["nonfinite_step"] == 6
+
+
+def test_the_log_says_how_long_a_step_waits_for_data(tmp_path: Path) -> None:
+    train_alone(tmp_path / "t", tiny_config(write_corpus(tmp_path)), 4, quiet)
+    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    (interval,) = [record for record in log if "held_out_ce" in record]
+    assert 0.0 <= interval["data_wait_share"] < 1.0

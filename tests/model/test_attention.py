@@ -1,151 +1,256 @@
+import functools
+import inspect
+import itertools
+
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn.attention.flex_attention import create_block_mask
 
+import diffurefill.model.attention as attention_module
 from diffurefill.config import UserError
-from diffurefill.model.attention import (
-    _segment_ids,
-    attention,
-    choose_backend,
-    segments_from_doc_ids,
+from diffurefill.model.attention import attention, segments_from_doc_ids
+from diffurefill.model.document_loop import attend_per_document
+from tests.model.attention_cases import (
+    CASES,
+    loop_over_documents,
+    one_row,
+    qkv,
+    result_and_gradients,
+    rows_of_documents,
 )
 
 # Flex runs uncompiled on CPU, where it serves only to compare; torch warns that this is slow.
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")
+CAUSAL = pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+close = functools.partial(torch.testing.assert_close, atol=1e-5, rtol=1e-5)
 
 
-def rows_of_documents(num_rows, num_positions):
-    """(B, T) doc_ids as packing writes them: increasing ids, PAD at the end of some rows."""
-    lengths = st.lists(st.integers(1, num_positions), min_size=1, max_size=6)
-    row = st.tuples(lengths, st.booleans()).map(lambda x: one_row(*x, num_positions))
-    return st.lists(row, min_size=num_rows, max_size=num_rows).map(torch.stack)
-
-
-def one_row(lengths, is_padded, num_positions):
-    ids = torch.arange(len(lengths), dtype=torch.int32)
-    row = ids.repeat_interleave(torch.tensor(lengths))[:num_positions]
-    rest = -1 if is_padded else len(lengths)
-    return torch.nn.functional.pad(row, (0, num_positions - len(row)), value=rest)
-
-
-def qkv(num_rows, num_positions, seed=0, heads=2, head_dim=16, device="cpu"):
-    generator = torch.Generator().manual_seed(seed)
-    shape = (3, num_rows, heads, num_positions, head_dim)
-    return torch.randn(shape, generator=generator).to(device)
-
-
-def loop_over_documents(q, k, v, doc_ids, causal):
-    """The slow plain reference: every document by itself, softmax by hand; a PAD sees itself."""
-    out = v.clone()
-    for row, ids in enumerate(doc_ids.tolist()):
-        for document in set(ids) - {-1}:
-            at = [i for i, d in enumerate(ids) if d == document]
-            scores = q[row][:, at] @ k[row][:, at].mT / q.shape[-1] ** 0.5
-            if causal:
-                later = torch.ones(len(at), len(at)).triu(1).bool()
-                scores = scores.masked_fill(later, -torch.inf)
-            out[row][:, at] = scores.softmax(-1) @ v[row][:, at]
-    return out
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@given(doc_ids=rows_of_documents(3, 24), seed=st.integers(0, 99))
-@settings(deadline=None, max_examples=30)
-def test_sdpa_equals_a_loop_over_documents(doc_ids, seed, causal):
-    q, k, v = qkv(*doc_ids.shape, seed=seed)
-    segments = segments_from_doc_ids(doc_ids, causal=causal, backend="sdpa")
-    expected = loop_over_documents(q, k, v, doc_ids, causal)
-    torch.testing.assert_close(attention(q, k, v, segments), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("num_positions", [100, 256, 300])
-def test_flex_equals_a_loop_over_documents(num_positions, causal):
-    doc_ids = torch.stack(
-        [one_row([130, 20, 60], True, num_positions), one_row([1, 50, 140], False, num_positions)]
+@CAUSAL
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", ["sdpa", "loop"])
+def test_forward_and_gradients_equal_a_loop_over_documents(backend, case, causal):
+    doc_ids = CASES[case]
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend=backend)
+    ours = result_and_gradients(lambda q, k, v: attention(q, k, v, segments), doc_ids)
+    plain = result_and_gradients(
+        lambda q, k, v: loop_over_documents(q, k, v, doc_ids, causal), doc_ids
     )
+    for fast, slow in zip(ours, plain, strict=True):
+        close(fast, slow)
+
+
+@CAUSAL
+@pytest.mark.parametrize("backend", ["sdpa", "loop"])
+@given(doc_ids=rows_of_documents(3, 24), seed=st.integers(0, 99))
+@settings(max_examples=25)
+def test_any_documents_equal_a_loop_over_documents(backend, doc_ids, seed, causal):
+    q, k, v = qkv(*doc_ids.shape, seed=seed)
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend=backend)
+    close(attention(q, k, v, segments), loop_over_documents(q, k, v, doc_ids, causal))
+
+
+@CAUSAL
+@pytest.mark.parametrize("case", CASES)
+def test_flex_equals_a_loop_over_documents(case, causal):
+    doc_ids = CASES[case]
     q, k, v = qkv(*doc_ids.shape)
     segments = segments_from_doc_ids(doc_ids, causal=causal, backend="flex")
-    expected = loop_over_documents(q, k, v, doc_ids, causal)
-    torch.testing.assert_close(attention(q, k, v, segments), expected, atol=1e-5, rtol=1e-5)
+    close(attention(q, k, v, segments), loop_over_documents(q, k, v, doc_ids, causal))
 
 
-def test_flex_is_right_for_ids_in_any_order():
+@CAUSAL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_mask_of_numbers_gives_the_bits_of_one_of_bools(dtype, causal):
+    for doc_ids in CASES.values():
+        q, k, v = qkv(*doc_ids.shape).to(dtype)
+        bools = segments_from_doc_ids(doc_ids, causal=causal, backend="sdpa")
+        numbers = segments_from_doc_ids(doc_ids, causal=causal, backend="sdpa", dtype=dtype)
+        assert (bools.mask.dtype, numbers.mask.dtype) == (torch.bool, dtype)
+        assert torch.equal(attention(q, k, v, numbers), attention(q, k, v, bools))
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+def test_ids_in_any_order_are_right_where_they_are_taken(backend):
     generator = torch.Generator().manual_seed(0)
     doc_ids = torch.randint(-1, 3, (2, 300), generator=generator, dtype=torch.int32)
     doc_ids[:, :140] = 7  # the highest id first
     q, k, v = qkv(2, 300)
-    segments = segments_from_doc_ids(doc_ids, causal=False, backend="flex")
-    expected = loop_over_documents(q, k, v, doc_ids, causal=False)
-    torch.testing.assert_close(attention(q, k, v, segments), expected, atol=1e-5, rtol=1e-5)
+    segments = segments_from_doc_ids(doc_ids, causal=False, backend=backend)
+    close(attention(q, k, v, segments), loop_over_documents(q, k, v, doc_ids, causal=False))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("num_positions", [256, 700])
-@given(data=st.data())
-@settings(deadline=None, max_examples=12)
-def test_block_masks_equal_those_of_create_block_mask(num_positions, causal, data):
-    doc_ids = data.draw(rows_of_documents(2, num_positions))
-    segment_ids = _segment_ids(doc_ids)
-
-    def allowed(b, h, q, k):
-        same = segment_ids[b, q] == segment_ids[b, k]
-        return same & (q >= k) if causal else same
-
-    ours = segments_from_doc_ids(doc_ids, causal=causal, backend="flex").mask
-    theirs = create_block_mask(
-        allowed, 2, None, num_positions, num_positions, device="cpu", _compile=False
-    )
-    assert ours.shape == theirs.shape
-    for ordered in ("kv", "full_kv", "q", "full_q"):
-        counts = getattr(theirs, f"{ordered}_num_blocks")
-        assert torch.equal(getattr(ours, f"{ordered}_num_blocks"), counts)
-        chosen = torch.arange(theirs.kv_indices.shape[-1]) < counts[..., None]
-        indices = getattr(theirs, f"{ordered}_indices")[chosen]
-        assert torch.equal(getattr(ours, f"{ordered}_indices")[chosen], indices)
+@pytest.mark.parametrize("backend", ["loop", "varlen"])
+def test_a_document_in_two_pieces_is_refused_in_words(backend):
+    doc_ids = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
+    with pytest.raises(UserError, match=r"several pieces of its row.*use sdpa or flex"):
+        segments_from_doc_ids(doc_ids, causal=False, backend=backend)
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_a_row_of_pad_has_finite_outputs_and_gradients(causal):
-    doc_ids = torch.full((1, 8), -1)
-    q, k, v = qkv(1, 8).requires_grad_()
-    segments = segments_from_doc_ids(doc_ids, causal=causal, backend="sdpa")
-    out = attention(q, k, v, segments)
-    torch.testing.assert_close(out, v)
-    assert all(g.isfinite().all() for g in torch.autograd.grad(out.square().sum(), (q, k, v)))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("backend", ["sdpa", "flex"])
+@CAUSAL
+@pytest.mark.parametrize("backend", ["sdpa", "flex", "loop", "varlen"])
 def test_without_doc_ids_a_row_is_one_document(backend, causal):
     q, k, v = qkv(2, 20)
     segments = segments_from_doc_ids(None, causal=causal, backend=backend)
-    expected = loop_over_documents(q, k, v, torch.zeros(2, 20, dtype=torch.int32), causal)
-    torch.testing.assert_close(attention(q, k, v, segments), expected, atol=1e-5, rtol=1e-5)
+    whole = torch.zeros(2, 20, dtype=torch.int32)
+    close(attention(q, k, v, segments), loop_over_documents(q, k, v, whole, causal))
 
 
-def test_training_with_flex_on_cpu_is_refused_in_words():
-    q, k, v = qkv(1, 128).requires_grad_()
-    segments = segments_from_doc_ids(torch.zeros(1, 128).int(), causal=False, backend="flex")
-    with pytest.raises(UserError, match="sdpa"):
-        attention(q, k, v, segments)
+def test_a_pad_has_its_own_value_and_passes_its_own_gradient_only():
+    doc_ids = torch.full((1, 8), -1)
+    for backend in ("sdpa", "loop"):
+        segments = segments_from_doc_ids(doc_ids, causal=False, backend=backend)
+        q, k, v = qkv(1, 8).requires_grad_()
+        out = attention(q, k, v, segments)
+        close(out, v)
+        dq, dk, dv = torch.autograd.grad(out.sum(), (q, k, v))
+        assert dq.abs().max() < 1e-6
+        assert dk.abs().max() < 1e-6
+        close(dv, torch.ones_like(dv))
 
 
-def test_cpu_gets_sdpa():
-    assert choose_backend(torch.device("cpu")) == "sdpa"
+# --- the loop's operators -------------------------------------------------------------------------
+
+
+def loop_table(doc_ids, causal=False):
+    return segments_from_doc_ids(doc_ids, causal=causal, backend="loop").mask.table
+
+
+@CAUSAL
+def test_the_loop_has_the_gradients_of_finite_differences(causal):
+    doc_ids = torch.tensor([[0, 0, 0, 1, 1, -1], [0, 1, 1, 1, 1, 1]])
+    q, k, v = qkv(2, 6, head_dim=4).double().requires_grad_()
+    table = loop_table(doc_ids)
+    torch.autograd.gradcheck(lambda q, k, v: attend_per_document(q, k, v, table, causal), (q, k, v))
+
+
+def test_the_loop_takes_any_layout_of_its_inputs():
+    doc_ids = CASES["ragged"]
+    B, T = doc_ids.shape
+    joint = torch.randn(B, T, 3, 2, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    table, results = loop_table(doc_ids), []
+    for attend in (
+        lambda q, k, v: attend_per_document(q, k, v, table, False),
+        lambda q, k, v: loop_over_documents(q, k, v, doc_ids, False),
+    ):
+        out = attend(*joint.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(B, T, 32)
+        results.append((out, torch.autograd.grad(out.square().sum(), joint)[0]))
+    for fast, slow in zip(*results, strict=True):
+        close(fast, slow)
+
+
+def test_the_loop_in_16_bit_is_near():
+    doc_ids = CASES["a PAD tail"]
+    q, k, v = qkv(*doc_ids.shape).bfloat16()
+    out = attend_per_document(q, k, v, loop_table(doc_ids), False)
+    assert out.dtype == torch.bfloat16
+    expected = loop_over_documents(q.float(), k.float(), v.float(), doc_ids, False)
+    torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
+
+
+def test_the_loops_operators_keep_torchs_rules():
+    doc_ids = torch.tensor([[0, 0, 0, 1, 1, -1]])
+    q, k, v = qkv(1, 6).requires_grad_()
+    operator = torch.ops.diffurefill.attend_per_document.default
+    torch.library.opcheck(
+        operator,
+        (q, k, v, loop_table(doc_ids), False),
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+
+
+# Dynamo itself looks at .grad of what it traces.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+def test_other_documents_do_not_compile_a_block_again():
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(attention, backend=count, fullgraph=True)
+    q, k, v = qkv(2, 200).requires_grad_()
+    for lengths in ([90, 20], [1, 2, 3, 100], [200], [60] * 3):
+        doc_ids = torch.stack([one_row(lengths, True, 200), one_row([10, 50], True, 200)])
+        segments = segments_from_doc_ids(doc_ids, causal=False, backend="loop")
+        out = compiled(q, k, v, segments)
+        close(out, loop_over_documents(q, k, v, doc_ids, False))
+    assert len(graphs) == 1
+
+
+# --- varlen, with a stand-in for its kernel -------------------------------------------------------
+
+
+def plain_varlen(q, k, v, starts, _, longest, __, *, window_size):
+    """The kernel's contract in plain code: (T, H, K) in, documents between neighbours of starts."""
+    out = torch.zeros_like(q)
+    for start, stop in itertools.pairwise(starts.tolist()):
+        assert stop - start <= longest
+        if start < stop:
+            parts = (x[start:stop].transpose(0, 1) for x in (q, k, v))
+            causal = {(-1, 0): True, (-1, -1): False}[window_size]
+            attended = F.scaled_dot_product_attention(*parts, is_causal=causal)
+            out[start:stop] = attended.transpose(0, 1)
+    return out
+
+
+@CAUSAL
+@pytest.mark.parametrize("case", CASES)
+def test_varlen_hands_the_documents_to_its_kernel(case, causal, monkeypatch):
+    monkeypatch.setattr(attention_module, "_check", lambda *_: None)
+    monkeypatch.setattr(attention_module, "_varlen_attn", lambda: plain_varlen)
+    doc_ids = CASES[case]
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend="varlen")
+    ours = result_and_gradients(lambda q, k, v: attention(q, k, v, segments), doc_ids)
+    plain = result_and_gradients(
+        lambda q, k, v: loop_over_documents(q, k, v, doc_ids, causal), doc_ids
+    )
+    for fast, slow in zip(ours, plain, strict=True):
+        close(fast, slow)
+
+
+def test_torchs_varlen_kernel_takes_what_we_hand_over():
+    varlen = pytest.importorskip("torch.nn.attention.varlen", reason="torch 2.10 has it first")
+    assert attention_module._varlen_attn() is varlen.varlen_attn
+    q = torch.zeros(4, 1, 8)
+    starts = torch.tensor([0, 4], dtype=torch.int32)
+    inspect.signature(varlen.varlen_attn).bind(q, q, q, starts, starts, 4, 4, window_size=(-1, 0))
+
+
+# --- a GPU ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("causal", [False, True])
-def test_flex_and_sdpa_train_alike_on_cuda(causal):
-    doc_ids = torch.stack([one_row([130, 20, 60], True, 384), one_row([1, 200], False, 384)])
-    doc_ids = doc_ids.cuda()
-    results = []
+@CAUSAL
+@pytest.mark.parametrize("case", ["ragged", "a PAD tail", "a row of PAD", "parts of 128"])
+def test_flex_and_sdpa_train_alike_on_cuda(case, causal):
+    doc_ids, results = CASES[case].cuda(), []
     for backend in ("sdpa", "flex"):
-        q, k, v = qkv(2, 384, head_dim=64, device="cuda").requires_grad_()
-        out = attention(q, k, v, segments_from_doc_ids(doc_ids, causal=causal, backend=backend))
-        results.append((out, *torch.autograd.grad(out.square().sum(), (q, k, v))))
+        segments = segments_from_doc_ids(doc_ids, causal=causal, backend=backend)
+        attend = functools.partial(attention, segments=segments)
+        results.append(result_and_gradients(attend, doc_ids, head_dim=64, device="cuda"))
     for sdpa, flex in zip(*results, strict=True):
         torch.testing.assert_close(flex, sdpa, atol=2e-2, rtol=2e-2)  # TF32 products
+
+
+@pytest.mark.gpu
+@CAUSAL
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("ids_on", ["cpu", "cuda"])
+def test_varlen_trains_as_the_plain_loop_does(case, causal, ids_on):
+    doc_ids, cuda = CASES[case], torch.device("cuda")
+    segments = segments_from_doc_ids(
+        doc_ids.to(ids_on), causal=causal, backend="varlen", device=cuda
+    )
+
+    def in_16_bit(q, k, v):
+        return attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), segments).float()
+
+    shape = {"head_dim": 64, "device": "cuda"}
+    ours = result_and_gradients(in_16_bit, doc_ids, **shape)
+    plain = result_and_gradients(
+        lambda q, k, v: loop_over_documents(q, k, v, doc_ids, causal), doc_ids, **shape
+    )
+    for fast, slow in zip(ours, plain, strict=True):
+        torch.testing.assert_close(fast, slow, atol=3e-2, rtol=3e-2)

@@ -25,6 +25,7 @@ from diffurefill.fleet import records
 from diffurefill.store.durable import write_file
 from diffurefill.train.checkpoint import load_training_state, save_training_state
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer, require_corpus
+from diffurefill.train.metrics import plain
 
 LOG = "log.jsonl"
 
@@ -99,15 +100,27 @@ def _steps(
         tokens += result.num_tokens
         if trainer.step % config.train.log_every_steps == 0:
             rate = tokens / max(time.monotonic() - began, 1e-9)
-            facts = {**result.metrics(), "tokens_per_second": rate}
+            facts = {**plain(result.metrics()), "tokens_per_second": rate}
             _log(folder, trainer.step, facts)
             report(f"step {trainer.step}/{last}: loss {facts['loss']:.3f}, {rate:,.0f} tokens/s")
         if trainer.step % config.fleet.local_steps == 0 or trainer.step == last:
             mask_id = trainer.tokenizer.mask_id
             ce = held_out_ce(trainer.model, probe, mask_id=mask_id, device=trainer.device).mean
-            _log(folder, trainer.step, {"held_out_ce": ce, **trainer.take_metrics()})
+            facts = {"held_out_ce": ce, **trainer.take_metrics()}
+            _log(folder, trainer.step, facts)
+            _require_finite(facts)
             report(f"step {trainer.step}/{last}: held-out CE {ce:.3f}")
             _save(trainer, folder, fingerprint)
+
+
+def _require_finite(facts: dict[str, Any]) -> None:
+    """UserError before weights that are not numbers replace the last saved ones."""
+    if "nonfinite_step" in facts:
+        raise UserError(
+            f"the loss or its gradient was not finite at step {facts['nonfinite_step']}, on rows "
+            f"from {facts['nonfinite_rows_from']}; nothing of it was saved: lower optim.peak_lr, "
+            "or look at that text"
+        )
 
 
 def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import time
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,7 @@ class TrainingLearner:
         return facts if before is None else {**facts, "adoption": self._adopted_ce - before}
 
     def step(self, local_step: int) -> dict[str, Any]:
-        began = time.perf_counter()
-        metrics = self._trainer.take_step().metrics()
-        rate = metrics["tokens"] / max(time.perf_counter() - began, 1e-9)
-        return {**metrics, "step": self._trainer.step, "tokens_per_second": rate}
+        return {**self._trainer.take_step().metrics(), "step": self._trainer.step}
 
     def reset(self) -> None:
         self._trainer.reset_optimizer()

@@ -46,7 +46,8 @@ class Interval:
 
     steps: int = 0
     tokens: int = 0
-    losses: list[float] = field(default_factory=list)
+    losses: list[Any] = field(default_factory=list)
+    """Numbers, or numbers that are still being computed."""
     began: float = 0.0
 
 
@@ -70,7 +71,10 @@ class Learner(Protocol):
         ...
 
     def step(self, local_step: int) -> dict[str, Any]:
-        """One optimiser step. Returns its metrics, `tokens` and `loss` among them."""
+        """One optimiser step. Returns its metrics, `tokens` and `loss` among them.
+
+        A metric may be a number that is still being computed: `float` of it waits.
+        """
         ...
 
     def reset(self) -> None:
@@ -286,7 +290,10 @@ class Worker:
         yield 0.0
         if interval.steps % settings.train.log_every_steps == 0:
             progress = {"local_step": interval.steps, "of": settings.fleet.local_steps}
-            self._log.note("train", {"gen": state.gen, **progress, **metrics})
+            read = {name: _read(value) for name, value in metrics.items()}
+            rate = interval.tokens / max(self._clock() - interval.began, 1e-9)
+            facts = {"gen": state.gen, **progress, **read, "tokens_per_second": rate}
+            self._log.note("train", facts)
 
     def _is_overtaken(self, state: State) -> Generator[float, None, bool]:
         """Whether a newer global makes this interval worthless. Asked once: a store that does not
@@ -329,7 +336,7 @@ class Worker:
         norm = self._learner.save_delta(base, payload)
         facts["encode_seconds"] = self._clock() - began
         if not math.isfinite(norm):
-            self._log.note("nonfinite", {"gen": state.gen})
+            self._log.note("nonfinite", {"gen": state.gen, **self._learner.finish()})
             self._drop_moments("the weights were not finite")
             return
         ref = yield from self._io(lambda: self._run.store.stage(payload))
@@ -351,7 +358,7 @@ class Worker:
             cursor_end=self._learner.cursor(),
             moment_steps=self._moment_steps - interval.steps,
             delta_norm=norm,
-            loss_mean=sum(interval.losses) / len(interval.losses),
+            loss_mean=sum(map(float, interval.losses)) / len(interval.losses),
         )
         about = {"gen": state.gen, "seq": c.seq, "steps": c.steps, "tokens": c.tokens}
         measured = {"loss_mean": c.loss_mean, "delta_norm": norm}
@@ -361,3 +368,8 @@ class Worker:
         payload.unlink(missing_ok=True)
         self._push_seconds = seconds = self._clock() - began
         self._log.note("pushed", {"gen": c.base_gen, "bytes": ref.size, "upload_seconds": seconds})
+
+
+def _read(value: Any) -> Any:
+    """A metric as the log takes it."""
+    return value if isinstance(value, (int, float, str)) else float(value)

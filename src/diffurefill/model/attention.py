@@ -1,130 +1,100 @@
-"""Attention that keeps packed documents apart: one function, two backends that agree.
+"""Attention that keeps packed documents apart: one function, four backends that agree.
 
-`sdpa` takes a dense boolean mask and runs everywhere. `flex` skips whole 128 x 128 blocks; it pays
-on CUDA from compute capability 8.0 on, and cannot train on CPU. Both derive from `doc_ids`, once
-per micro-batch, and every layer shares the result.
+`sdpa` takes a dense mask and runs everywhere. `loop` goes document by document on CPU.
+`flex` skips whole 128 x 128 blocks and `varlen` sees documents alone, both on CUDA from compute
+capability 8.0 on. All derive from `doc_ids`, once per micro-batch (segments.py); backends.py says
+which is taken, fastest.py measures.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from diffurefill.config import UserError
+from diffurefill.model.backends import Shape, check_backend, choose_backend, hardware_of
+from diffurefill.model.document_loop import attend_per_document
+from diffurefill.model.segments import (
+    Backend,
+    Packed,
+    Ranges,
+    Segments,
+    documents_of,
+    segments_from_doc_ids,
+)
 
-Backend = Literal["sdpa", "flex"]
-BLOCK = 128
-_FIRST_PAD_SEGMENT = 2**30
-
-
-@dataclass(frozen=True)
-class Segments:
-    """Who may attend to whom. A dense mask goes to SDPA, a BlockMask to FlexAttention."""
-
-    mask: Tensor | BlockMask | None
-    """(B, 1, T, T) bool, True where query i may see key j; None: every position sees the row."""
-    causal: bool
-    """No position sees a later one. Already part of `mask` where there is one."""
+__all__ = ["Backend", "Segments", "attention", "plan_segments", "segments_from_doc_ids"]
 
 
-def choose_backend(device: torch.device) -> Backend:
-    """`flex` where its Triton kernels run well (CUDA, sm_80 and newer), else `sdpa`."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
-        return "flex"
-    return "sdpa"
+def plan_segments(
+    doc_ids: Tensor | None,
+    shape: Shape,
+    device: torch.device,
+    *,
+    causal: bool,
+    training: bool,
+    backend: Backend | None = None,
+) -> Segments:
+    """Segments of a micro-batch for the `backend` asked for, or for the one the rules choose.
 
-
-def segments_from_doc_ids(doc_ids: Tensor | None, *, causal: bool, backend: Backend) -> Segments:
-    """Segments of a micro-batch from `doc_ids` (B, T), -1 on PAD; None when a row is one document.
-
-    Flex skips most where ids never decrease along a row, as packing writes them; any other order
-    gives the same attention with fewer blocks skipped.
+    doc_ids: (B, T), -1 on PAD, on `device` or on the CPU; None when each row is one document.
+    shape: of q, k and v on `device`. training: whether gradients are wanted.
+    Raises UserError where the backend cannot run.
     """
-    if doc_ids is None:
-        return Segments(None, causal)
-    segment_ids = _segment_ids(doc_ids)
-    if backend == "flex":
-        return Segments(_block_mask(segment_ids, causal), causal)
-    mask = segment_ids[:, :, None] == segment_ids[:, None, :]
-    return Segments((mask.tril() if causal else mask).unsqueeze(1), causal)
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v inside each segment; q, k, v and the result are (B, H, T, K)."""
-    if isinstance(segments.mask, BlockMask):
-        return _flex(q, k, v, segments.mask)
-    if segments.mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=segments.causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=segments.mask)
-
-
-def _segment_ids(doc_ids: Tensor) -> Tensor:
-    """`doc_ids` with every PAD a segment of its own: equality alone then says who sees whom, and
-    no query is left without a key (a softmax over nothing is NaN on some backends)."""
-    positions = torch.arange(doc_ids.shape[1], device=doc_ids.device, dtype=doc_ids.dtype)
-    return torch.where(doc_ids >= 0, doc_ids, _FIRST_PAD_SEGMENT + positions)
-
-
-def _block_mask(segment_ids: Tensor, causal: bool) -> BlockMask:
-    """The blocks `create_block_mask` would find, from each block's lowest and highest segment.
-
-    `create_block_mask` evaluates T x T entries per row; the ranges cost T, and give the same
-    blocks (spec performance, D4) when segment ids do not decrease along a row.
-    """
-    num_positions = segment_ids.shape[1]
-    num_blocks = -(-num_positions // BLOCK)
-    low, high = _block_ranges(segment_ids, num_blocks)
-    present = (low[:, :, None] <= high[:, None, :]) & (low[:, None, :] <= high[:, :, None])
-    constant = low == high
-    full = present & constant[:, :, None] & constant[:, None, :]
-    if causal:
-        present, full = present.tril(), full.tril(-1)
-    return BlockMask.from_kv_blocks(
-        *_ordered(present & ~full),
-        *_ordered(full),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=_mask_mod(segment_ids, causal),
-        seq_lengths=(num_positions, num_positions),
+    hardware = hardware_of(device)
+    on_host = doc_ids is not None and doc_ids.device.type == "cpu"
+    documents = documents_of(doc_ids) if doc_ids is not None and on_host else None
+    if backend is None:
+        # Not on CUDA, where a rare batch of whole rows would compile every block once more.
+        if device.type == "cpu" and documents is not None and documents.are_whole_rows:
+            return Segments(None, causal)
+        backend = choose_backend(hardware, shape, documents, training=training)
+    check_backend(backend, hardware, shape, training=training)
+    return segments_from_doc_ids(
+        doc_ids,
+        causal=causal,
+        backend=backend,
+        device=device,
+        dtype=shape.dtype,
+        documents=documents,
     )
 
 
-def _block_ranges(segment_ids: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
-    """Lowest and highest segment of each block, both (B, num_blocks)."""
-    missing = num_blocks * BLOCK - segment_ids.shape[1]
-    # Positions past the end count as PAD: a block that is not filled is never a full one.
-    padded = F.pad(segment_ids, (0, missing), value=2 * _FIRST_PAD_SEGMENT - 1)
-    blocks = padded.view(-1, num_blocks, BLOCK)
-    return blocks.amin(-1), blocks.amax(-1)
+def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v inside each segment; q, k, v and the result are (B, H, T, K).
+
+    A PAD gets its own value. Raises UserError where the backend of `segments` cannot run.
+    """
+    mask, causal = segments.mask, segments.causal
+    if isinstance(mask, Ranges):
+        _check("loop", q, k, v)
+        return attend_per_document(q, k, v, mask.table, causal)
+    if isinstance(mask, BlockMask):
+        _check("flex", q, k, v)
+        return _flex(q, k, v, mask)
+    if isinstance(mask, Packed):
+        _check("varlen", q, k, v)
+        return _varlen(q, k, v, mask, causal)
+    if mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, Q, K) bool as FlexAttention wants it: counts (B, 1, Q) and indices (B, 1, Q, K), the
-    chosen blocks first and in order."""
-    blocks = blocks.unsqueeze(1).int()
-    indices = blocks.argsort(dim=-1, descending=True, stable=True)
-    return blocks.sum(-1, dtype=torch.int32), indices.int()
-
-
-def _mask_mod(segment_ids: Tensor, causal: bool) -> Callable[..., Tensor]:
-    def same_segment(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return segment_ids[b, q] == segment_ids[b, k]
-
-    def same_segment_causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return (segment_ids[b, q] == segment_ids[b, k]) & (q >= k)
-
-    return same_segment_causal if causal else same_segment
+def _check(backend: Backend, q: Tensor, k: Tensor, v: Tensor) -> None:
+    if torch.compiler.is_compiling():
+        return  # `plan_segments` has checked; a refusal inside a graph would not be read
+    training = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    B, H, T, K = q.shape
+    shape = Shape(B, H, T, K, q.dtype)
+    check_backend(backend, hardware_of(q.device), shape, training=training)
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
-    if q.device.type == "cpu" and any(x.requires_grad for x in (q, k, v)):
-        raise UserError("FlexAttention cannot train on CPU: ask for the sdpa backend there")
     # Inside a compiled block it is already part of the graph; alone it must be compiled, or it
     # would materialise all T x T scores. On CPU it serves only as a check of the block masks.
     if q.is_cuda and not torch.compiler.is_compiling():
@@ -138,3 +108,23 @@ def _flex(q: Tensor, k: Tensor, v: Tensor, block_mask: BlockMask) -> Tensor:
 def _compiled_flex_attention() -> Callable[..., Tensor]:
     # dynamic=False: one graph per shape. Row lengths are few, and dynamic shapes cost speed.
     return torch.compile(flex_attention, dynamic=False)
+
+
+def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, causal: bool) -> Tensor:
+    B, H, T, K = q.shape
+    flat = (x.transpose(1, 2).reshape(B * T, H, K) for x in (q, k, v))
+    offsets, longest = packed.cu_seqlens, packed.max_length
+    window = (-1, 0) if causal else (-1, -1)
+    varlen_attn = _varlen_attn()
+    out = varlen_attn(*flat, offsets, offsets, longest, longest, window_size=window)
+    out = out.view(B, T, H, K).transpose(1, 2)
+    if packed.is_pad is None:
+        return out
+    # PADs of a run have looked at each other: cheaper than a document each. None of it is kept.
+    return torch.where(packed.is_pad[:, None, :, None], v, out)
+
+
+def _varlen_attn() -> Callable[..., Any]:
+    from torch.nn.attention.varlen import varlen_attn  # torch 2.10; `why_not` looks for it
+
+    return varlen_attn

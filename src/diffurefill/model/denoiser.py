@@ -14,12 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from diffurefill.config import ModelConfig
-from diffurefill.model.attention import (
-    Segments,
-    attention,
-    choose_backend,
-    segments_from_doc_ids,
-)
+from diffurefill.model.attention import Backend, Segments, attention, plan_segments
+from diffurefill.model.backends import Shape
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -43,6 +39,8 @@ class Denoiser(nn.Module):
         self.embedding = nn.Embedding.from_pretrained(weight, freeze=False)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.final_norm = RMSNorm(config.width, config.norm_eps)
+        self.attention_backend: Backend | None = None
+        """The backend that training takes; None: by device, shape and documents."""
         # No buffer: neither `.to(bfloat16)`, which would ruin the angles, nor a checkpoint sees it.
         self._rotary: Tensor | None = None
 
@@ -51,8 +49,10 @@ class Denoiser(nn.Module):
     ) -> Tensor:
         """Logits (B, T, V) of `canvas` (B, T), or (N, V) at the True positions of `at`, row-major.
 
-        doc_ids: (B, T), -1 on PAD; None when each row is one document.
-        at: (B, T) bool. The head is a large share of the work: name the positions that matter.
+        doc_ids: (B, T), -1 on PAD, on the CPU or where the canvas is; None when each row is one
+        document.
+        at: (B, T) bool, on any device. The head is a large share of the work: name the positions
+        that matter.
         """
         x = self.embedding(canvas)  # (B, T, D)
         if torch.is_autocast_enabled(x.device.type):
@@ -60,7 +60,10 @@ class Denoiser(nn.Module):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         segments = self._segments(doc_ids, canvas.device)
         rotary = self._rotary_table(canvas.shape[1], canvas.device)
-        wanted = None if at is None else at.flatten().nonzero().squeeze(1)  # (N,) of B * T
+        wanted = None  # (N,) of B * T
+        if at is not None:
+            # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
+            wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
         *blocks, last_block = self.blocks
         for block in blocks:
             x = block(x, rotary, segments)
@@ -85,10 +88,19 @@ class Denoiser(nn.Module):
             parameter.copy_(drawn.normal_(0.0, std, generator=generator))
 
     def _segments(self, doc_ids: Tensor | None, device: torch.device) -> Segments:
-        # Each new shape compiles FlexAttention again. Training has few shapes; scoring and
-        # decoding have many, and take the dense mask.
-        backend = choose_backend(device) if torch.is_grad_enabled() else "sdpa"
-        return segments_from_doc_ids(doc_ids, causal=self.config.causal, backend=backend)
+        training, weight = torch.is_grad_enabled(), self.embedding.weight
+        is_autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if is_autocast else weight.dtype
+        B, T = (0, 0) if doc_ids is None else doc_ids.shape
+        heads = self.config.heads
+        return plan_segments(
+            doc_ids,
+            Shape(B, heads, T, self.config.width // heads, dtype),
+            device,
+            causal=self.config.causal,
+            training=training,
+            backend=self.attention_backend if training else None,
+        )
 
     def _rotary_table(self, num_positions: int, device: torch.device) -> Tensor:
         table = self._rotary

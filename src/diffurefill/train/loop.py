@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,7 @@ class Trainer:
         self._loader: Loader | None = None
         self.position: Position | None = None
         self._metrics = IntervalMetrics(config.optim.clip_norm)
+        self._data_seconds, self._since = 0.0, time.perf_counter()
 
     def load_weights(self, tensors: dict[str, Tensor], *, step: int) -> None:
         """Replace the weights and the step. The optimiser's moments stay (spec algorithms 3.5)."""
@@ -87,7 +89,9 @@ class Trainer:
 
     def take_step(self) -> StepResult:
         assert self._loader is not None, "seek before the first step"
+        began = time.perf_counter()
         rows = next(self._loader)
+        self._data_seconds += time.perf_counter() - began
         bos_id = self.tokenizer.bos_id
         self.step += 1
         result = train_step(
@@ -104,13 +108,16 @@ class Trainer:
             bos_id=bos_id,
         )
         can_mask = (rows.doc_ids >= 0) & (rows.ids != bos_id)
-        self._metrics.add(result, can_mask, rows.counts)
+        self._metrics.add(result, can_mask, rows.counts, self.step, self.position)
         self.position = rows.position
         return result
 
     def take_metrics(self) -> dict[str, Any]:
         """What the steps since the last call, or since `seek`, were like."""
         facts = self._metrics.facts()
+        now = time.perf_counter()
+        facts["data_wait_share"] = self._data_seconds / max(now - self._since, 1e-9)
+        self._data_seconds, self._since = 0.0, now
         if self.position is not None:
             cursors = self.position.cursor.sources
             facts["epochs"] = {name: cursor.epoch for name, cursor in sorted(cursors.items())}

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from diffurefill.data.packing import PackingCounts
+from diffurefill.data.packing import PackingCounts, Position
 from diffurefill.train.step import StepResult
 
 T_BINS = np.linspace(0.0, 1.0, 5)
@@ -16,51 +18,94 @@ T_BINS = np.linspace(0.0, 1.0, 5)
 
 @dataclass
 class IntervalMetrics:
-    """Sums over the steps of one interval. `add` waits for the device once a step."""
+    """Sums over the steps of one interval. What the device computes stays there until `facts`:
+    a step that waited for it would leave the device idle before the next one."""
 
     clip_norm: float
     num_steps: int = 0
-    num_clipped: int = 0
     num_masked: int = 0
     num_tokens: int = 0
     num_parts: int = 0
     num_prefix_parts: int = 0
-    ce_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     masked_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     packing: PackingCounts = field(default_factory=PackingCounts)
+    positions: dict[int, Position | None] = field(default_factory=dict)
+    """Global step -> where its rows began."""
+    _ce_by_bin: Tensor | None = None
+    _num_clipped: Tensor | None = None
+    _is_finite: list[Tensor] = field(default_factory=list)
 
-    def add(self, result: StepResult, can_mask: np.ndarray, packing: PackingCounts) -> None:
-        """`can_mask` (B, T): what could be masked if no row had a clean prefix."""
+    def add(
+        self,
+        result: StepResult,
+        can_mask: np.ndarray,
+        packing: PackingCounts,
+        step: int,
+        position: Position | None,
+    ) -> None:
+        """`can_mask` (B, T): what could be masked if no row had a clean prefix; `position`: where
+        the rows of global `step` began."""
         corrupted = result.corrupted
         parts, num_parts = corrupted.parts.flatten().numpy(), len(corrupted.t)
         masked = np.bincount(parts, corrupted.is_masked.flatten().numpy(), num_parts)
         maskable = np.bincount(parts, can_mask.ravel(), num_parts)
         bins = np.digitize(corrupted.t.numpy(), T_BINS[1:-1])
-        np.add.at(self.ce_by_bin, bins, result.part_ce.double().cpu().numpy())
         np.add.at(self.masked_by_bin, bins, masked)
         self.num_steps += 1
-        self.num_clipped += result.grad_norm.item() > self.clip_norm
         self.num_masked += int(masked.sum())
         self.num_tokens += result.num_tokens
         self.num_parts += num_parts
         self.num_prefix_parts += int((corrupted.num_eligible.numpy() < maskable).sum())
         self.packing = packing
+        self.positions[step] = position
+        self._add_on_device(result, torch.from_numpy(bins))
+
+    def _add_on_device(self, result: StepResult, bins: Tensor) -> None:
+        device = result.part_ce.device
+        if self._ce_by_bin is None or self._num_clipped is None:
+            self._ce_by_bin = torch.zeros(len(T_BINS) - 1, dtype=torch.float64, device=device)
+            self._num_clipped = torch.zeros((), dtype=torch.int64, device=device)
+        bins = bins.to(device, non_blocking=True)
+        self._ce_by_bin.index_add_(0, bins, result.part_ce.double())
+        self._num_clipped += result.grad_norm > self.clip_norm
+        self._is_finite.append(result.loss.isfinite() & result.grad_norm.isfinite())
 
     def facts(self) -> dict[str, Any]:
-        """Shares in [0, 1]; `ce_by_t` in nats per masked token, None where a bin is empty."""
+        """Shares in [0, 1]; `ce_by_t` in nats per masked token, None where a bin is empty. Waits
+        for the device."""
+        ce = [0.0] * (len(T_BINS) - 1) if self._ce_by_bin is None else self._ce_by_bin.tolist()
         by_t = {
-            f"{low:g}-{high:g}": float(ce / n) if n else None
-            for low, high, ce, n in zip(
-                T_BINS[:-1], T_BINS[1:], self.ce_by_bin, self.masked_by_bin, strict=True
+            f"{low:g}-{high:g}": float(total / n) if n else None
+            for low, high, total, n in zip(
+                T_BINS[:-1], T_BINS[1:], ce, self.masked_by_bin, strict=True
             )
         }
+        num_clipped = 0 if self._num_clipped is None else int(self._num_clipped)
         return {
             "ce_by_t": by_t,
             "masked_share": self.num_masked / max(self.num_tokens, 1),
             "prefix_share": self.num_prefix_parts / max(self.num_parts, 1),
-            "clip_share": self.num_clipped / max(self.num_steps, 1),
+            "clip_share": num_clipped / max(self.num_steps, 1),
             **packing_facts(self.packing),
+            **self._first_nonfinite(),
         }
+
+    def _first_nonfinite(self) -> dict[str, Any]:
+        """The first step whose loss or gradient was not finite, and where its rows began."""
+        steps = sorted(self.positions)
+        for step, is_finite in zip(steps, self._is_finite, strict=True):
+            if not is_finite:
+                position = self.positions[step]
+                return {
+                    "nonfinite_step": step,
+                    "nonfinite_rows_from": None if position is None else position.to_json(),
+                }
+        return {}
+
+
+def plain(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Numbers for a log; waits for the device."""
+    return {k: v.item() if isinstance(v, Tensor) else v for k, v in metrics.items()}
 
 
 def packing_facts(counts: PackingCounts) -> dict[str, Any]:

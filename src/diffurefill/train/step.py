@@ -43,12 +43,15 @@ class StepResult:
     def num_masked(self) -> int:
         return int(self.corrupted.is_masked.sum())
 
-    def metrics(self) -> dict[str, float | int]:
-        """Plain numbers; `masked_ce` is in nats per masked token, whatever the loss weighting."""
+    def metrics(self) -> dict[str, Tensor | float | int]:
+        """`masked_ce` is in nats per masked token, whatever the loss weighting.
+
+        Tensors are on the device still: `float` of one waits for the step to be done.
+        """
         return {
-            "loss": self.loss.item(),
-            "masked_ce": self.part_ce.sum().item() / max(self.num_masked, 1),
-            "grad_norm": self.grad_norm.item(),
+            "loss": self.loss,
+            "masked_ce": self.part_ce.sum() / max(self.num_masked, 1),
+            "grad_norm": self.grad_norm,
             "learning_rate": self.learning_rate,
             "masked_share": self.num_masked / max(self.num_tokens, 1),
             "tokens": self.num_tokens,
@@ -84,18 +87,18 @@ def train_step(
         at = corrupted.is_masked[part]
         if not at.any():
             continue
-        canvas, documents, targets, weight, parts = (
+        canvas, targets, weight, parts = (
             x.to(device, non_blocking=True)
             for x in (
                 corrupted.canvas[part],
-                doc_ids[part],
                 ids[part][at],
                 weights[part][at],
                 corrupted.parts[part][at],
             )
         )
         with _autocast(device):
-            logits = model(canvas, documents, at.to(device))
+            # Documents and positions stay on the CPU: what is counted there needs no waiting.
+            logits = model(canvas, doc_ids[part], at)
         part_loss, ce = masked_cross_entropy(logits, targets, weight)
         part_loss.backward()
         loss += part_loss.detach()

@@ -1,0 +1,223 @@
+"""Who may attend to whom, from `doc_ids`: once per micro-batch, in the form each backend wants.
+
+A position sees the positions of its row with the same id; a PAD (-1) sees itself alone, so that no
+softmax runs over nothing. `sdpa` gets a dense mask, `flex` a BlockMask; `loop` and `varlen` get
+ranges, for which every document must lie in one piece, as packing writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
+
+from diffurefill.config import UserError
+
+Backend = Literal["sdpa", "loop", "flex", "varlen"]
+BLOCK = 128
+_BEYOND = 2**62
+"""Above every segment; a power of two, because `F.pad` takes its value through a float."""
+_TABLE_STEP = 64
+"""Tables of ranges grow in steps: a compiled block sees few shapes."""
+
+
+class Documents(NamedTuple):
+    """Runs of equal ids in B rows of T positions, in reading order; on the host."""
+
+    table: NDArray[np.int64]
+    """(N, 4): row, start, stop, and 1 for a run of PAD."""
+    num_rows: int
+    num_positions: int
+    in_one_piece: bool
+    """False where an id returns in its row after another one."""
+
+    @property
+    def are_whole_rows(self) -> bool:
+        return len(self.table) == self.num_rows and not self.table[:, 3].any()
+
+    @property
+    def num_pairs(self) -> int:
+        """(query, key) pairs inside the documents; B * T * T without masking."""
+        lengths = self.table[:, 2] - self.table[:, 1]
+        return int((lengths**2)[self.table[:, 3] == 0].sum())
+
+
+class Ranges(NamedTuple):
+    """What `loop` walks along: `Documents.table` as int64 on the CPU, empty ranges at its end."""
+
+    table: Tensor
+
+
+class Packed(NamedTuple):
+    """What `varlen` wants: all rows laid end to end, a run of PAD counted as a document."""
+
+    cu_seqlens: Tensor
+    """(N + 1,) int32 on the device: where each document starts; the total, repeated, at the end."""
+    max_length: int
+    """At least the longest document; a power of two or T, so that compiled graphs are few."""
+    is_pad: Tensor | None
+    """(B, T) bool; None where there is no PAD."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """One micro-batch's isolation of documents; every layer shares it."""
+
+    mask: Tensor | BlockMask | Ranges | Packed | None
+    """A tensor is (B, 1, T, T): bool, True where query i may see key j, or that as 0 and -inf to be
+    added to the scores. None: each row is whole."""
+    causal: bool
+    """No position sees a later one. Already part of a dense mask and of a BlockMask."""
+
+
+def documents_of(doc_ids: Tensor) -> Documents:
+    """The runs of `doc_ids` (B, T). Waits for the device where the ids lie on one."""
+    ids = doc_ids.cpu().numpy()
+    num_rows, num_positions = ids.shape
+    is_start = np.ones(ids.shape, dtype=bool)
+    np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
+    rows, starts = np.nonzero(is_start)
+    stops = np.full(len(starts), num_positions)
+    in_row = rows[1:] == rows[:-1]
+    stops[:-1][in_row] = starts[1:][in_row]
+    values = ids[rows, starts].astype(np.int64)
+    is_pad = values < 0
+    table = np.stack((rows, starts, stops, is_pad), axis=1).astype(np.int64)
+    named = np.stack((rows, values), axis=1)[~is_pad]
+    in_one_piece = len(np.unique(named, axis=0)) == len(named)
+    return Documents(table, num_rows, num_positions, in_one_piece)
+
+
+def segments_from_doc_ids(
+    doc_ids: Tensor | None,
+    *,
+    causal: bool,
+    backend: Backend,
+    device: torch.device | None = None,
+    dtype: torch.dtype | None = None,
+    documents: Documents | None = None,
+) -> Segments:
+    """Segments of a micro-batch from `doc_ids` (B, T), -1 on PAD; None when a row is one document.
+
+    device: where attention will run, the ids' own when None. Ids on the CPU spare `varlen` a wait
+    for the device. dtype: of q, k and v; given, `sdpa` on CPU gets its mask as numbers, which it
+    would else make of the bools in every layer. documents: `documents_of(doc_ids)` if at hand.
+    Raises UserError when `loop` or `varlen` meets a document in several pieces.
+    """
+    if doc_ids is None:
+        return Segments(None, causal)
+    device = doc_ids.device if device is None else device
+    if backend in ("loop", "varlen"):
+        documents = documents_of(doc_ids) if documents is None else documents
+        if not documents.in_one_piece:
+            raise UserError(
+                f"a document lies in several pieces of its row, which the {backend} backend cannot "
+                "take: use sdpa or flex"
+            )
+        mask = _ranges(documents) if backend == "loop" else _packed(documents, device)
+        return Segments(mask, causal)
+    segment_ids = _segment_ids(doc_ids.to(device, non_blocking=True))
+    if backend == "flex":
+        return Segments(_block_mask(segment_ids, causal), causal)
+    mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+    mask = mask.tril() if causal else mask
+    if dtype is not None and device.type == "cpu":
+        mask = torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, -torch.inf)
+    return Segments(mask, causal)
+
+
+# --- ranges ---------------------------------------------------------------------------------------
+
+
+def _ranges(documents: Documents) -> Ranges:
+    missing = -len(documents.table) % _TABLE_STEP
+    return Ranges(torch.from_numpy(np.pad(documents.table, ((0, missing), (0, 0)))))
+
+
+def _packed(documents: Documents, device: torch.device) -> Packed:
+    rows, starts, stops, is_pad = documents.table.T
+    B, T = documents.num_rows, documents.num_positions
+    missing = 1 + -(len(rows) + 1) % _TABLE_STEP
+    offsets = np.pad(rows * T + starts, (0, missing), constant_values=B * T)
+    longest = int((stops - starts).max())
+    pads = None
+    if is_pad.any():
+        flat = np.repeat(is_pad.astype(bool), stops - starts)
+        pads = torch.from_numpy(flat.reshape(B, T)).to(device, non_blocking=True)
+    return Packed(
+        torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True),
+        min(T, 1 << (longest - 1).bit_length()),
+        pads,
+    )
+
+
+# --- block masks ----------------------------------------------------------------------------------
+
+
+def _segment_ids(doc_ids: Tensor) -> Tensor:
+    """(B, T) int64: equal exactly where two positions may see each other.
+
+    Every PAD becomes a segment of its own, numbered between the document before it and the next:
+    where the documents' ids do not decrease along a row, the segments' do not either.
+    """
+    T = doc_ids.shape[1]
+    ids = doc_ids.long()
+    pads = ids.cummax(1).values * (T + 1) + torch.arange(1, T + 1, device=ids.device)
+    return torch.where(ids >= 0, ids * (T + 1), pads)
+
+
+def _block_mask(segment_ids: Tensor, causal: bool) -> BlockMask:
+    """The blocks `create_block_mask` would find, from each block's lowest and highest segment.
+
+    `create_block_mask` evaluates T x T entries per row; the ranges cost T, and give the same
+    blocks (spec performance, D4) when segment ids do not decrease along a row. In any other order
+    attention is the same with fewer blocks skipped.
+    """
+    num_positions = segment_ids.shape[1]
+    num_blocks = -(-num_positions // BLOCK)
+    low, high = _block_ranges(segment_ids, num_blocks)
+    present = (low[:, :, None] <= high[:, None, :]) & (low[:, None, :] <= high[:, :, None])
+    constant = low == high
+    full = present & constant[:, :, None] & constant[:, None, :]
+    if causal:
+        present, full = present.tril(), full.tril(-1)
+    return BlockMask.from_kv_blocks(
+        *_ordered(present & ~full),
+        *_ordered(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_mask_mod(segment_ids, causal),
+        seq_lengths=(num_positions, num_positions),
+    )
+
+
+def _block_ranges(segment_ids: Tensor, num_blocks: int) -> tuple[Tensor, Tensor]:
+    """Lowest and highest segment of each block, both (B, num_blocks)."""
+    missing = num_blocks * BLOCK - segment_ids.shape[1]
+    # Positions past the end count as PAD: a block that is not filled is never a full one.
+    blocks = F.pad(segment_ids, (0, missing), value=_BEYOND).view(-1, num_blocks, BLOCK)
+    return blocks.amin(-1), blocks.amax(-1)
+
+
+def _ordered(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """(B, Q, K) bool as FlexAttention wants it: counts (B, 1, Q) and indices (B, 1, Q, K), the
+    chosen blocks first and in order."""
+    blocks = blocks.unsqueeze(1).int()
+    indices = blocks.argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), indices.int()
+
+
+def _mask_mod(segment_ids: Tensor, causal: bool) -> Callable[..., Tensor]:
+    def same_segment(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return segment_ids[b, q] == segment_ids[b, k]
+
+    def same_segment_causal(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        return (segment_ids[b, q] == segment_ids[b, k]) & (q >= k)
+
+    return same_segment_causal if causal else same_segment
