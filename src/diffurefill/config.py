@@ -206,11 +206,18 @@ class OptimConfig:
     """Optimiser and schedule; the learning rate is a pure function of the global step."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """`muon`: RMS-matched Muon for the block matrices, AdamW for the embedding and the gains."""
+    """`muon`: Muon for the block matrices, AdamW for the embedding and the gains."""
     peak_lr: tuple[tuple[int, float], ...] = ((0, 3e-4),)
     """(from_step, rate) pairs: the peak in force from that step on."""
     muon_lr_ratio: float = 1.0
     """Muon's rate over the schedule's rate."""
+    muon_scale: Literal["rms", "original"] = "rms"
+    """`rms`: a matrix moves as far as under AdamW. `original`: by sqrt(max(1, rows / cols)) times
+    the rate, which then wants a `muon_lr_ratio` of its own."""
+    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the orthogonalisation; `auto`: bfloat16 where the hardware has it."""
+    cautious: bool = False
+    """No weight moves against its gradient of the step; what still moves makes up for it."""
     warmup_steps: int = 500
     total_steps: int = 200_000
     floor: float = 0.1

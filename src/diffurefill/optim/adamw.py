@@ -9,20 +9,23 @@ import torch
 from torch import nn
 
 from diffurefill.config import OptimConfig, UserError
+from diffurefill.optim.cautious import Cautious
 from diffurefill.optim.muon import Muon
 
 FUSED_PIECES = {"qkv.weight": 3, "gate_up.weight": 2}
 """Matrices that hold several stacked along their rows: Muon orthogonalises each by itself."""
 
+ADJUST_LR = {"rms": "match_rms_adamw", "original": "original"}
+"""optim.muon_scale in the words of torch.optim.Muon."""
+
 Named = list[tuple[str, nn.Parameter]]
+Part = torch.optim.Optimizer | Cautious
 
 
 class RunOptimizer:
     """The torch optimisers of a run behind one face: one schedule, one state."""
 
-    def __init__(
-        self, parts: Mapping[str, torch.optim.Optimizer], lr_ratios: Mapping[str, float]
-    ) -> None:
+    def __init__(self, parts: Mapping[str, Part], lr_ratios: Mapping[str, float]) -> None:
         self.parts = parts
         self._lr_ratios = lr_ratios
 
@@ -63,12 +66,19 @@ class RunOptimizer:
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RunOptimizer:
     """The optimiser `config` names, with learning rate 0 until `set_learning_rate`."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    wrap = Cautious if config.cautious else _bare
     if config.optimizer == "adamw":
-        return RunOptimizer({"adamw": _adamw(named, config)}, {"adamw": 1.0})
+        return RunOptimizer({"adamw": wrap(_adamw(named, config))}, {"adamw": 1.0})
     matrices = [(name, p) for name, p in named if is_block_matrix(name, p)]
     others = [(name, p) for name, p in named if not is_block_matrix(name, p)]
-    muon = Muon(muon_groups(matrices), weight_decay=config.weight_decay)
-    parts = {"muon": muon, "adamw": _adamw(others, config)}
+    muon = Muon(
+        muon_groups(matrices),
+        lr=0.0,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn=ADJUST_LR[config.muon_scale],
+        ns_dtype=config.muon_dtype,
+    )
+    parts = {"muon": wrap(muon), "adamw": wrap(_adamw(others, config))}
     return RunOptimizer(parts, {"muon": config.muon_lr_ratio, "adamw": 1.0})
 
 
@@ -100,7 +110,11 @@ def _adamw(named: Named, config: OptimConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, eps=config.eps, fused=True)
 
 
-def _fits(part: torch.optim.Optimizer, state: dict[str, Any]) -> bool:
+def _bare(optimizer: torch.optim.Optimizer) -> Part:
+    return optimizer
+
+
+def _fits(part: Part, state: dict[str, Any]) -> bool:
     """Same groups and same shapes; torch itself compares only how many parameters there are."""
     own_groups = part.state_dict()["param_groups"]
     if [g["params"] for g in own_groups] != [g["params"] for g in state["param_groups"]]:

@@ -1,0 +1,123 @@
+"""Newton-Schulz: the singular values of a matrix moved towards 1.
+
+With A = X X^T and P = a I + b A + c A^2, a step is X <- P X. Two orders of work, one result:
+
+    orthogonalise           all matrices of a shape in one call, by matrix products alone: what a
+                            GPU wants, and what small matrices want
+    orthogonalise_spectral  one matrix at a time. All steps together multiply X by a polynomial of
+                            the first A; on the eigenvalues of A that is arithmetic on numbers, and
+                            one decomposition costs less than the products of five steps
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from diffurefill.runtime import autocast_dtype
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Keller Jordan's: the steepest start, at the price of ending near 1 and not at it."""
+STEPS = 5
+EPS = 1e-7
+
+SPECTRAL_FROM = 256
+"""Short side from which a decomposition on CPU is cheaper than the products it replaces."""
+PANEL = 64
+"""Rows of one panel of a symmetric product."""
+
+
+class Iteration(NamedTuple):
+    """Which polynomial, how often, and in which arithmetic."""
+
+    coefficients: tuple[float, float, float] = COEFFICIENTS
+    steps: int = STEPS
+    eps: float = EPS
+    """Added to the Frobenius norm, so that a zero matrix stays zero."""
+    dtype: torch.dtype | None = None
+    """None: bf16 where the hardware has it, else fp32."""
+
+    def dtype_on(self, device: torch.device) -> torch.dtype:
+        return self.dtype or autocast_dtype(device) or torch.float32
+
+
+DEFAULT = Iteration()
+
+
+def orthogonalise(matrices: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
+    """Move the singular values of each of `matrices` (n, rows, cols) towards 1; scale-free.
+
+    The result, in the iteration's dtype, is near an orthogonal matrix, not one: with the default
+    polynomial most singular values end in [0.65, 1.2].
+    """
+    a, b, c = iteration.coefficients
+    x = matrices.to(iteration.dtype_on(matrices.device))
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT  # the Gram matrix is then the smaller one
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + iteration.eps)
+    for _ in range(iteration.steps):
+        gram = x @ x.mT
+        # a x + (b gram + c gram^2) x
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+def spectral_pays(shape: tuple[int, int], device: torch.device, iteration: Iteration) -> bool:
+    """Whether `orthogonalise_spectral` is the faster way for a matrix of `shape`.
+
+    On CPU only; in bf16 only for oblong matrices, as the decomposition itself stays in fp32.
+    """
+    if device.type != "cpu" or min(shape) < SPECTRAL_FROM:
+        return False
+    dtype = iteration.dtype_on(device)
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and max(shape) >= 2 * min(shape))
+
+
+def orthogonalise_spectral(matrix: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
+    """`orthogonalise` of one `matrix` (rows, cols), to rounding.
+
+    The iteration's dtype is that of the products along the long side.
+    """
+    x = matrix.to(iteration.dtype_on(matrix.device))
+    tall = x.shape[0] > x.shape[1]
+    if tall:
+        x = x.mT
+    gram = x.new_empty(len(x), len(x))
+    symmetric_product(x, x.mT, gram)
+    gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
+    # The norm divides numbers here, and never the matrix: a pass over it saved.
+    norm = gram.trace().sqrt().double() + iteration.eps
+    if not norm.isfinite():  # LAPACK would raise; the caller's own check of the loss says more
+        return torch.full_like(x, torch.nan).mT if tall else torch.full_like(x, torch.nan)
+    values, vectors = torch.linalg.eigh(gram)
+    factors = _composed(values / norm.square(), iteration) / norm
+    product = torch.empty_like(vectors)
+    symmetric_product(vectors * factors.to(vectors.dtype), vectors.mT, product)
+    x = product.to(x.dtype) @ x
+    return x.mT if tall else x
+
+
+def _composed(values: Tensor, iteration: Iteration) -> Tensor:
+    """What all steps multiply a singular vector by, given the eigenvalues (m,) of X X^T."""
+    a, b, c = iteration.coefficients
+    values = values.clamp(min=0.0)  # below zero by rounding alone, and the steps would enlarge it
+    factors = torch.ones_like(values)
+    for _ in range(iteration.steps):
+        factor = a + b * values + c * values.square()
+        factors, values = factors * factor, values * factor.square()
+    return factors
+
+
+def symmetric_product(left: Tensor, right: Tensor, out: Tensor) -> None:
+    """out <- left right, of which the caller knows that it is symmetric.
+
+    left (m, k), right (k, m), out (m, m), another tensor than the two. Only panels from the
+    diagonal on are computed, and mirrored: (1 + PANEL / m) / 2 of the operations.
+    """
+    for start in range(0, len(left), PANEL):
+        stop = min(start + PANEL, len(left))
+        torch.mm(left[start:stop], right[:, start:], out=out[start:stop, start:])
+        out[stop:, start:stop].copy_(out[start:stop, stop:].mT)
