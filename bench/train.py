@@ -1,0 +1,392 @@
+"""The training step on CPU, beside three others and beside its own matrix products.
+
+    python bench/train.py [--quick] [--threads N] [--torchdiff-python PATH]
+                                                          (or TORCHDIFF_PYTHON=PATH)
+
+One process, the same width, depth, vocabulary and batch, medians of interleaved repeats, in CPU
+seconds of the whole step: masks, forward, backward, clip, update. Ratios are theirs over ours.
+
+ours              train.step.train_step with AdamW, as commands take it; `ours_muon` with Muon;
+                  `_bf16`: under bf16 autocast; `_compiled`: blocks compiled (not with --quick)
+full_head         a plain eager transformer with the head on all positions, as the usual trainers of
+                  masked diffusion compute it; fused AdamW, too
+torchdiff_*       the published package slm388-torchdiff, if PATH is a Python that has it: its own
+                  step in its default mode (against ours_muon: it has Muon there) and in its plain
+                  one, in bf16 as it comes; `_fp32`: without its autocast
+matmul_floor      the products of our step alone, forward and backward, same shapes, no allocation
+
+Shapes: `micro` (2.56M parameters, 32 rows of 128) and `stand-38m` (4 rows of 512; without --quick).
+The top-level figures are those of `micro`; `shapes` has all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from _common import report
+from _plain_model import PlainModel
+from _products import Products
+from diffurefill.config import (
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    load_preset,
+)
+from diffurefill.data.packing import PackingCounts, Position, Rows
+from diffurefill.model.denoiser import Denoiser, num_parameters
+from diffurefill.objective.corruption import corrupt
+from diffurefill.optim.adamw import build_optimizer
+from diffurefill.runtime import philox
+from diffurefill.train.step import train_step
+
+SEED = 0
+DOCUMENTS_PER_ROW = 3
+BOS = 0
+CACHED_SCORES = 2**18
+"""Scores that matmul_floor makes at a time: 1 MB."""
+Step = Callable[[], float]
+"""Takes one step; returns its CPU seconds."""
+
+DIFFERENCES = {
+    "ours": "documents of a row do not see each other (3 a row); half of the tokens masked",
+    "full_head": "rows are one document each; loss weighted by 1 / t over all positions; "
+    "projections of q, k, v, gate and up apart",
+    "torchdiff_plain": "rows are one document each; q and k normed; adaptive norms from a time "
+    "embedding (more parameters); head on all positions; bf16 autocast, as its own step opens it "
+    "on any device; `_fp32`: the same without autocast",
+    "torchdiff_default": "as plain, and: of each row only the first half is read, as 20-token "
+    "canvases, once clean and once masked, so that about half as many tokens are predicted; head "
+    "on masked positions; Muon, a matrix at a time, and AdamW. Compared with our step with Muon",
+    "torchdiff_*": "AdamW without fused=True on CPU, as its own code builds it; one of its "
+    "diffusion blocks with the whole depth, for a step trains one",
+}
+
+
+def shape_configs() -> dict[str, RunConfig]:
+    """RunConfigs by name; `batch_rows` rows in one micro-batch, t ~ U(0, 1), no clean prefix."""
+    micro = ModelConfig(vocab_size=4096, width=192, layers=4, heads=3, ffn_width=512)
+    preset = load_preset("stand-38m")
+    sizes = {"micro": (micro, 32, 128), "stand-38m": (preset.model, 4, preset.data.row_length)}
+    return {
+        name: replace(
+            preset,
+            model=model,
+            data=replace(preset.data, row_length=row_length),
+            objective=ObjectiveConfig(t_min=0.0, prefix_rows=0.0),
+            train=TrainConfig(batch_rows=rows, micro_batch_rows=rows),
+        )
+        for name, (model, rows, row_length) in sizes.items()
+    }
+
+
+def make_rows(config: RunConfig) -> Rows:
+    """Documents of unequal lengths, every position filled."""
+    B, T = config.train.batch_rows, config.data.row_length
+    rng = philox("train bench", SEED)
+    cuts = np.sort(rng.integers(1, T, (B, DOCUMENTS_PER_ROW - 1)), axis=1)
+    doc_ids = (np.arange(T) >= cuts[:, :, None]).sum(1).astype(np.int32)
+    ids = rng.integers(1, config.model.vocab_size - 2, (B, T))
+    lengths = np.full(B, T, dtype=np.int32)
+    return Rows(ids, doc_ids, np.zeros_like(doc_ids), lengths, Position(), PackingCounts())
+
+
+def mask_keys(config: RunConfig, seed: int = SEED) -> list[tuple[int | str, ...]]:
+    return [(seed, "mask", row) for row in range(config.train.batch_rows)]
+
+
+# --- ours ----------------------------------------------------------------------------------------
+
+
+def our_steps(config: RunConfig, *, is_quick: bool) -> dict[str, Step]:
+    steps = {
+        "ours": our_step(config, "adamw"),
+        "ours_muon": our_step(config, "muon"),
+        "ours_bf16": our_step(config, "adamw", torch.bfloat16),
+        "ours_muon_bf16": our_step(config, "muon", torch.bfloat16),
+    }
+    if not is_quick:
+        steps["ours_compiled"] = our_step(config, "adamw", is_compiled=True)
+        steps["ours_compiled_bf16"] = our_step(config, "adamw", torch.bfloat16, is_compiled=True)
+    return steps
+
+
+def our_step(
+    config: RunConfig,
+    optimizer_name: str,
+    dtype: torch.dtype | None = None,
+    *,
+    is_compiled: bool = False,
+) -> Step:
+    optim = OptimConfig(optimizer=optimizer_name, peak_lr=((0, 1e-4),), warmup_steps=1)
+    config = replace(config, optim=optim)
+    model = Denoiser(config.model)
+    model.init_weights(torch.Generator().manual_seed(SEED))
+    if is_compiled:
+        for block in model.blocks:
+            block.compile()
+    optimizer, rows = build_optimizer(model, config.optim), make_rows(config)
+    mask_id = config.model.vocab_size - 1
+
+    def step(seed: int = SEED) -> None:
+        keys = mask_keys(config, seed)
+        train_step(model, optimizer, rows, config, step=1, keys=keys, mask_id=mask_id, bos_id=BOS)
+
+    run = step if dtype is None else under_autocast(step, dtype)
+    if is_compiled:
+        # Training masks another number of positions in every step: compile for any number.
+        for seed in (SEED + 1, SEED + 2):
+            run(seed)
+    return timed(run)
+
+
+def under_autocast(step: Callable[[int], None], dtype: torch.dtype) -> Callable[[int], None]:
+    """The step as it is where the hardware's own precision is `dtype`."""
+
+    def run(seed: int = SEED) -> None:
+        with mock.patch("diffurefill.train.step.autocast_dtype", return_value=dtype):
+            step(seed)
+
+    return run
+
+
+def timed(step: Callable[..., object]) -> Step:
+    def run() -> float:
+        began = time.process_time()
+        step()
+        return time.process_time() - began
+
+    return run
+
+
+# --- the head on all positions -------------------------------------------------------------------
+
+
+def full_head_step(config: RunConfig) -> Step:
+    torch.manual_seed(SEED)
+    model = PlainModel(config.model, config.data.row_length)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    ids, mask_id = torch.from_numpy(make_rows(config).ids), config.model.vocab_size - 1
+
+    def step() -> None:
+        t = torch.rand(len(ids), 1).clamp(min=1e-3).expand_as(ids)
+        is_masked = torch.rand(ids.shape) < t
+        logits = model(torch.where(is_masked, mask_id, ids))
+        ce = F.cross_entropy(logits[is_masked], ids[is_masked], reduction="none")
+        (ce / t[is_masked]).sum().div(ids.numel()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return timed(step)
+
+
+# --- the products alone --------------------------------------------------------------------------
+
+
+def matmul_step(config: RunConfig) -> Step:
+    """Every product of our step once: y = x w^T, and going backward dx = dy w, dw = dy^T x."""
+    model, rows = config.model, make_rows(config)
+    masks = corrupt(
+        rows,
+        config.objective,
+        keys=mask_keys(config),
+        mask_id=model.vocab_size - 1,
+        bos_id=BOS,
+    )
+    B, T = rows.ids.shape
+    N, M = B * T, int(masks.is_masked.sum())
+    D, K = model.width, model.width // model.heads
+    ffn = [(2 * model.ffn_width, D), (D, model.ffn_width)]
+    products = [Products((N, D), (3 * D, D)) for _ in range(model.layers)]
+    rest = [N] * (model.layers - 1) + [M]
+    products += [Products((n, w[1]), w) for n in rest for w in [(D, D), *ffn]]
+    products += [Products((M, D), (model.vocab_size, D))]
+    # q k^T, then p v with v transposed, both as x w^T; few heads at a time, so that scores stay in
+    # the cache, as a fused attention keeps them.
+    heads = B * model.heads
+    some = next(
+        n for n in range(min(heads, max(1, CACHED_SCORES // T**2)), 0, -1) if heads % n == 0
+    )
+    scores, mixed = ((some, T, K), (some, T, K)), ((some, T, T), (some, K, T))
+    attention = [Products(*sizes) for sizes in (scores, mixed)]
+
+    def step() -> None:
+        for product in products:
+            product.forward_and_backward()
+        for _ in range(model.layers * heads // some):
+            for product in attention:
+                product.forward_and_backward()
+
+    return timed(step)
+
+
+# --- the published package -----------------------------------------------------------------------
+
+TORCHDIFF_MODES = {
+    "torchdiff_default": "default shipped",
+    "torchdiff_plain": "plain shipped",
+    "torchdiff_default_fp32": "default fp32",
+    "torchdiff_plain_fp32": "plain fp32",
+}
+
+
+@contextmanager
+def torchdiff_steps(python: str, config: RunConfig, threads: int) -> Iterator[dict[str, Step]]:
+    """Its steps, in a process of its own that waits while others are timed."""
+    model = config.model
+    shape = {
+        **{n: getattr(model, n) for n in ("vocab_size", "width", "layers", "heads", "ffn_width")},
+        "batch_rows": config.train.batch_rows,
+        "row_length": config.data.row_length,
+        "threads": threads,
+    }
+    script = Path(__file__).with_name("_torchdiff_step.py")
+    command = [python, str(script), json.dumps(shape)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin is not None
+    assert process.stdout is not None
+
+    def ask(request: str) -> float:
+        print(request, file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+        if not answer:
+            raise SystemExit(f"{python} failed on {request!r}: its message is above")
+        return float(answer)
+
+    if not process.stdout.readline():
+        raise SystemExit(f"{python} cannot run {script.name}: has it slm388-torchdiff?")
+    try:
+        yield {
+            name: lambda request=request: ask(request) for name, request in TORCHDIFF_MODES.items()
+        }
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+# --- the figures ---------------------------------------------------------------------------------
+
+
+def measure(
+    config: RunConfig, repeats: int, python: str | None, threads: int, *, is_quick: bool
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        steps = {
+            **our_steps(config, is_quick=is_quick),
+            "full_head": full_head_step(config),
+            "matmul_floor": matmul_step(config),
+        }
+        if python:
+            steps |= stack.enter_context(torchdiff_steps(python, config, threads))
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for repeat in range(repeats + 1):
+            for name, step in steps.items():
+                seconds = step()
+                if repeat:  # the first one warms up
+                    times[name].append(seconds)
+            print(f"  {repeat}/{repeats}", file=sys.stderr)
+    profile = operator_shares(our_step(config, "adamw"))
+    return figures(config, {n: statistics.median(t) for n, t in times.items()}, times, profile)
+
+
+def figures(
+    config: RunConfig,
+    seconds: dict[str, float],
+    times: dict[str, list[float]],
+    profile: dict[str, float],
+) -> dict[str, Any]:
+    tokens = config.train.batch_rows * config.data.row_length
+
+    def over(theirs: str, ours: str) -> float | None:
+        pair = seconds.get(theirs), seconds.get(ours)
+        return round(pair[0] / pair[1], 3) if pair[0] and pair[1] else None
+
+    return {
+        "tokens_per_second": round(tokens / seconds["ours"], 1),
+        "vs_full_head": over("full_head", "ours"),
+        "vs_torchdiff_default": over("torchdiff_default", "ours_muon"),
+        "vs_torchdiff_plain": over("torchdiff_plain", "ours"),
+        "over_matmul_floor": over("ours", "matmul_floor"),
+        # A step of nothing but its products could be no further ahead, in this precision.
+        "vs_full_head_at_most": over("full_head", "matmul_floor"),
+        "compiled": {
+            "vs_full_head": over("full_head", "ours_compiled"),
+            "vs_torchdiff_plain": over("torchdiff_plain", "ours_compiled"),
+            "over_matmul_floor": over("ours_compiled", "matmul_floor"),
+        },
+        "in_one_precision": {
+            "vs_torchdiff_default_fp32": over("torchdiff_default_fp32", "ours_muon"),
+            "vs_torchdiff_plain_fp32": over("torchdiff_plain_fp32", "ours"),
+            "vs_torchdiff_default_bf16": over("torchdiff_default", "ours_muon_bf16"),
+            "vs_torchdiff_plain_bf16": over("torchdiff_plain", "ours_bf16"),
+        },
+        "default_mode_tokens": default_mode_tokens(config),
+        "parameters": num_parameters(config.model),
+        "batch": [config.train.batch_rows, config.data.row_length],
+        "cpu_seconds": {name: round(value, 4) for name, value in seconds.items()},
+        "spread": {n: [round(min(t), 4), round(max(t), 4)] for n, t in times.items()},
+        "operator_shares": profile,
+    }
+
+
+def default_mode_tokens(config: RunConfig) -> dict[str, int]:
+    """Tokens that a step in torchdiff's default mode reads, beside all of the batch."""
+    B, T = config.train.batch_rows, config.data.row_length
+    return {"read": B * max(1, T // 2 // 20) * 20, "of": B * T}
+
+
+def operator_shares(step: Step, top: int = 16) -> dict[str, float]:
+    """Share of our step by torch operator, the largest first; by itself, callees apart."""
+    step()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        step()
+    events = profiler.key_averages()
+    total = sum(event.self_cpu_time_total for event in events)
+    largest = sorted(events, key=lambda event: -event.self_cpu_time_total)[:top]
+    return {event.key: round(event.self_cpu_time_total / total, 4) for event in largest}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the small shape, 3 repeats")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
+    parser.add_argument("--torchdiff-python", default=os.environ.get("TORCHDIFF_PYTHON"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    configs, repeats = shape_configs(), {"micro": 7, "stand-38m": 3}
+    if arguments.quick:
+        configs, repeats = {"micro": configs["micro"]}, {"micro": 3}
+    shapes = {}
+    for name, config in configs.items():
+        print(name, file=sys.stderr)
+        python = arguments.torchdiff_python
+        shapes[name] = measure(
+            config, repeats[name], python, arguments.threads, is_quick=arguments.quick
+        )
+    keys = ("tokens_per_second", "vs_full_head", "vs_torchdiff_default", "vs_torchdiff_plain")
+    top = {key: shapes["micro"][key] for key in (*keys, "over_matmul_floor")}
+    found = {**top, "threads": arguments.threads, "seed": SEED, "repeats": repeats}
+    report("train", {**found, "shapes": shapes, "differences": DIFFERENCES}, quick=arguments.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The generated figures of docs/performance.md, from results/train.json, for render.py."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import Any
+
+WIDTH = 118
+ROWS = {
+    "ours": "ours, AdamW",
+    "ours_muon": "ours, Muon",
+    "ours_compiled": "ours, AdamW, blocks compiled",
+    "ours_bf16": "ours, AdamW, bf16 autocast",
+    "ours_muon_bf16": "ours, Muon, bf16 autocast",
+    "ours_compiled_bf16": "ours, AdamW, bf16, blocks compiled",
+    "matmul_floor": "our matrix products alone, fp32",
+    "full_head": "full head, AdamW, fp32",
+    "torchdiff_plain": "torchdiff plain, AdamW, bf16 as it comes",
+    "torchdiff_plain_fp32": "torchdiff plain, AdamW, fp32",
+    "torchdiff_default": "torchdiff default, Muon, bf16 as it comes",
+    "torchdiff_default_fp32": "torchdiff default, Muon, fp32",
+}
+SHOWN_OPERATORS = 8
+
+
+def train_block(facts: dict[str, Any]) -> str:
+    shapes = facts["shapes"]
+    titles = [
+        f"{name}: {s['parameters'] / 1e6:.2f}M, {s['batch'][0]} x {s['batch'][1]}"
+        for name, s in shapes.items()
+    ]
+    lines = [
+        f"`{facts['command']}` (results/train.json), CPU seconds of a step:",
+        "",
+        f"| step | {' | '.join(titles)} |",
+        f"| --- | {' | '.join('---' for _ in shapes)} |",
+    ]
+    for key, label in ROWS.items():
+        cells = [s["cpu_seconds"].get(key) for s in shapes.values()]
+        if any(cells):
+            shown = " | ".join("-" if cell is None else f"{cell:.3f}" for cell in cells)
+            lines.append(f"| {label} | {shown} |")
+    for name, s in shapes.items():
+        largest = list(s["operator_shares"].items())[:SHOWN_OPERATORS]
+        parts = ", ".join(f"`{operator}` {share:.1%}" for operator, share in largest)
+        text = (
+            f"{name}: {s['vs_full_head']:.2f} times as fast as the full head (its products alone "
+            f"would be {s['vs_full_head_at_most']:.2f} times), {s['over_matmul_floor']:.2f} times "
+            f"the time of its products. Where our step's time goes, by operator: {parts}."
+        )
+        lines += ["", fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
+    return "\n".join(lines)

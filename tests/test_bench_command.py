@@ -1,0 +1,105 @@
+"""`diffurefill bench train` on a tiny run: what is measured, shown and refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffurefill.commands.bench import BenchTrain, require_device
+from diffurefill.config import RunConfig, UserError
+from diffurefill.data.loader import Loader
+from diffurefill.train.flops import Peak, six_nd, step_flops
+from diffurefill.train.timing import PARTS
+from tests.tiny import tiny_config, write_corpus
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    known = Peak(1e9, "a peak for tests")
+    monkeypatch.setattr("diffurefill.train.flops.device_peak", lambda *_: known)
+    return tiny_config(write_corpus(tmp_path))
+
+
+def test_json_has_the_figures_and_they_agree(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = Loader.__next__
+    bench = BenchTrain(settings=config, steps=4, json=True, device="cpu")
+    assert bench.run() == 0
+    assert Loader.__next__ is before
+    found = json.loads(capsys.readouterr().out)
+    speed, tokens = found["tokens_per_second"], 4 * 32 * (1 - found["padding_share"])
+    assert speed == pytest.approx(tokens / found["step_seconds"], rel=0.01)
+    assert found["steps"] == 4
+    assert found["mfu_6nd"] == pytest.approx(six_nd(config.model) * speed / 1e9, rel=0.01)
+    exact = step_flops(
+        config.model,
+        num_tokens=1,
+        num_masked=found["masked_share"],
+        num_pairs=found["visible_keys"],
+    )
+    assert found["gflops_per_token_exact"] == pytest.approx(exact.training / 1e9, rel=0.01)
+    assert found["peak"] == "a peak for tests"
+    assert set(found["shares"]) == set(PARTS)
+    assert sum(found["shares"].values()) == pytest.approx(1.0, abs=0.001)
+    assert found["shares"]["backward"] > 0
+    assert found["data_share"] > 0
+    assert 0 < found["visible_keys"] <= 32
+    assert sum(found["backends"].values()) == 3
+    assert not found["compiled_blocks"]
+
+
+def test_the_table_shows_them(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    small = replace(config, train=replace(config.train, micro_batch_rows=2))
+    assert BenchTrain(settings=small, steps=1, preset="tiny").run() == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("tiny", "tokens/s", "MFU by 6ND", "MFU exact", "attention", "a peak for tests"):
+        assert words in shown
+    assert "4 rows of 32, 2 at a time" in shown
+
+
+def test_no_step_begins_after_the_time(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BenchTrain(settings=config, steps=50, seconds=0.0, json=True).run() == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 1
+
+
+def test_muon_is_measured_where_the_run_uses_it(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    muon = replace(config, optim=replace(config.optim, optimizer="muon"))
+    assert BenchTrain(settings=muon, steps=1, json=True).run() == 0
+    assert json.loads(capsys.readouterr().out)["optimizer"] == "muon"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("gpu9", "no device 'gpu9'"),
+        ("mps", "not on 'mps'"),
+        ("cuda:99", "no device 'cuda:99' here"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        require_device(name)
+
+
+def test_cpu_is_always_there() -> None:
+    assert require_device("cpu:0") == torch.device("cpu")
+
+
+def test_a_bench_of_no_steps_is_refused(config: RunConfig) -> None:
+    with pytest.raises(UserError, match="--steps must be at least 1"):
+        BenchTrain(settings=config, steps=0).run()
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_gpu(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert BenchTrain(settings=config, steps=2, json=True, device="cuda").run() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"] != "cpu"
+    assert found["memory_mb"] > 0
