@@ -91,7 +91,7 @@ def read_ours(uri: str, figures: dict[str, Any], mark: list[int] | None) -> Iter
     from diffurefill.data.storage.files import open_file
 
     if "://" in uri:  # which open_file would import
-        from diffurefill.data import remote  # noqa: F401
+        from diffurefill.data.storage import remote  # noqa: F401
 
     def read() -> Iterator[str | None]:
         file = open_file(uri)

@@ -171,11 +171,9 @@ def merge_block(facts: dict[str, Any]) -> str:
         f"With files that were just fetched and checked, as a merger has them, "
         f"{facts['seconds']:.0f} s, {facts['time_ratio']:.1f} times less; with files that must "
         f"come from the disk {facts['seconds_cold']:.0f} s, {facts['time_ratio_cold']:.1f} times "
-        f"less: "
-        f"most of that is the disk's, in both ways. Without a disk in the way "
-        f"({facts['in_memory']['num_params'] / 1e6:.0f}M parameters, files in memory) it is "
-        f"{facts['time_ratio_in_memory']:.1f} times. In CPU time the ratio is "
-        f"{facts['cpu_ratio']:.1f}."
+        f"less: most of that is the disk's, in both ways. In CPU time the ratio is "
+        f"{facts['cpu_ratio']:.1f}. Other processes ran beside the second half (load average "
+        f"{facts['in_memory']['load_average_before']:.1f} at its end)."
     )
     return fill(text, WIDTH)
 

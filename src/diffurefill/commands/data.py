@@ -51,7 +51,8 @@ class Preview:
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
-    """Paths of the only source: short for a [[data.sources]] section."""
+    """Paths of the only source: short for a [[data.sources]] section, whose text field is
+    --data.sources.0.text-column."""
     rows: int = 4
     """How many rows."""
     slot: int = 0
@@ -91,7 +92,8 @@ class Pack:
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
-    """Paths of the only source: short for a [[data.sources]] section."""
+    """Paths of the only source: short for a [[data.sources]] section, whose text field is
+    --data.sources.0.text-column."""
     rows: int = 1000
     """How many rows to make."""
     slot: int = 0

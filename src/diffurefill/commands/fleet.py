@@ -25,7 +25,8 @@ class Init:
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
-    """Paths of the only source: short for a [[data.sources]] section."""
+    """Paths of the only source: short for a [[data.sources]] section, whose text field is
+    --data.sources.0.text-column."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:

@@ -15,8 +15,8 @@ from huggingface_hub.errors import (
 
 from diffurefill.config import UserError
 from diffurefill.data.tokens.tokenizer import load_tokenizer
-from tests.data.tokens.test_sentencepiece import PIECES, model_file
 from tests.data.tokens.kinds import MODEL
+from tests.data.tokens.test_sentencepiece import PIECES, model_file
 
 
 def test_a_folder_gives_its_json_before_its_model(tmp_path: Path) -> None:
