@@ -19,9 +19,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
+from train_block import train_block
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/fleet.md", "docs/data.md")
+PAGES = ("README.md", "docs/fleet.md", "docs/data.md", "docs/performance.md")
 SHOWN_ROWS = 8
 WIDTH = 118
 
@@ -208,6 +209,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pipeline": pipeline_block,
     "reader": reader_block,
     "resume": resume_block,
+    "train": train_block,
     "capacity": capacity_block,
     "chaos": chaos_block,
     "codec": codec_block,

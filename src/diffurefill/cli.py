@@ -16,6 +16,7 @@ from typing import Any
 
 import tyro
 
+from diffurefill.commands.bench import BenchTrain
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
@@ -46,6 +47,7 @@ COMMANDS: dict[str, type[Any]] = {
     "data pack": Pack,
     "data collocations": Collocations,
     "data facts": Facts,
+    "bench train": BenchTrain,
 }
 """A command of two words belongs to the group that the first one names."""
 
