@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
-from train_block import train_block
+from train_block import attention_block, optimizer_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = ("README.md", "docs/fleet.md", "docs/data.md", "docs/performance.md")
@@ -209,6 +209,8 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pipeline": pipeline_block,
     "reader": reader_block,
     "resume": resume_block,
+    "attention": attention_block,
+    "optimizer": optimizer_block,
     "train": train_block,
     "capacity": capacity_block,
     "chaos": chaos_block,

@@ -50,3 +50,30 @@ def train_block(facts: dict[str, Any]) -> str:
         )
         lines += ["", fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines)
+
+
+def attention_block(facts: dict[str, Any]) -> str:
+    lines = [
+        f"`{facts['command']}` (results/attention.json), one thread, fp32, forward and backward, "
+        "time over that of attention without a mask:",
+        "",
+        "| shape | dense mask | document by document | by default |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, case in facts["cases"].items():
+        ratio, default = case["ratio"], case["default_over_full"]
+        cells = [f"{ratio[b]:.2f}" if b in ratio else "-" for b in ("sdpa", "loop")]
+        lines.append(f"| {name} | {' | '.join(cells)} | {default:.2f} ({case['default']}) |")
+    return "\n".join(lines)
+
+
+def optimizer_block(facts: dict[str, Any]) -> str:
+    text = (
+        f"`{facts['command']}` (results/optimizer.json): stand-38m at {facts['tokens']:,} tokens, "
+        "CPU seconds as a share of forward and backward: Muon with AdamW "
+        f"{facts['muon_share']:.0%} ({facts['muon_bfloat16_share']:.0%} with bf16 products, "
+        f"{facts['muon_batched_share']:.0%} by batched products alone), `torch.optim.Muon` "
+        f"{facts['torch_muon_share']:.0%}, fused AdamW {facts['adamw_fused_share']:.1%}, cautious "
+        f"{facts['adamw_cautious_share']:.1%}. At most 25% was aimed for."
+    )
+    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
