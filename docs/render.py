@@ -180,11 +180,14 @@ def merge_block(facts: dict[str, Any]) -> str:
 
 
 def exhaustive_block(facts: dict[str, Any]) -> str:
-    whole = [search for search in facts["searches"] if search["whole"]]
+    searches = facts["searches"]
+    stopped = sum(not search["whole"] for search in searches)
+    ends = "each of them whole"
+    if stopped:
+        ends = f"{stopped} of them stopped at {facts['max_states']:,} states, the others whole"
     text = (
         f"`{facts['command']}` (results/exhaustive.json): {facts['schedules']:,} schedules through "
-        f"{facts['states']:,} states in {len(facts['searches'])} searches with different bounds, "
-        f"{len(whole)} of them whole and the others stopped at {facts['max_states']:,} states: "
+        f"{facts['states']:,} states in {len(searches)} searches with different bounds, {ends}: "
         f"{facts['violations']} violations."
     )
     return fill(text, WIDTH)

@@ -63,7 +63,7 @@ class Tokenizer:
         self._backend = _plain(backend, ends)
         self._encode_own = encode_batch or self._encode_with_backend
         self._num_own = max(vocab.values()) + 1
-        # Taken from the record now: to parse it once more takes 80 MB for MiniCPM4.
+        # Taken from the record now: to parse it once more takes memory, in whichever thread asks.
         record = self._record() if record is None else record
         self._own_lengths = pieces.byte_lengths(record, self._num_own, self._special_ids())
         self._word_start = pieces.word_start(record)
