@@ -17,7 +17,7 @@ from diffurefill.config import (
     UserError,
 )
 
-SOURCE = Path(configs.__file__).parent
+SOURCE = Path(configs.__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", configs.preset_names())
@@ -87,7 +87,7 @@ def _sections() -> list[type]:
 
 @pytest.mark.parametrize("section", _sections(), ids=lambda s: s.__name__)
 def test_every_field_is_read_outside_config(section: type) -> None:
-    code = "\n".join(p.read_text() for p in SOURCE.rglob("*.py") if p.name != "config.py")
+    code = "\n".join(p.read_text() for p in SOURCE.rglob("*.py") if p.parent.name != "config")
     unread = [f.name for f in dataclasses.fields(section) if not re.search(rf"\.{f.name}\b", code)]
     assert unread == []
 

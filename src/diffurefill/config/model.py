@@ -1,0 +1,32 @@
+"""The transformer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from diffurefill.config.checks import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The transformer. Defaults are the 1.08B model of the report (1,075,980,288 parameters)."""
+
+    vocab_size: int = 73_760
+    """Rows of the tied embedding: pieces, then MASK and PAD, then unused rows."""
+    width: int = 2048
+    layers: int = 18
+    heads: int = 16
+    ffn_width: int = 5632
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    causal: bool = False
+    """True makes the autoregressive twin: same parameters, causal attention."""
+
+    def __post_init__(self) -> None:
+        width, heads = self.width, self.heads
+        sizes = (self.vocab_size, width, self.layers, heads, self.ffn_width)
+        require(min(sizes) > 0, "model sizes must be positive")
+        require(
+            width % heads == 0, f"model.width {width} must be a multiple of model.heads {heads}"
+        )
+        require(width // heads % 2 == 0, "model.width / model.heads must be even for rotary pairs")

@@ -1,0 +1,75 @@
+"""What is masked, how the weights move, and how much is done at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from diffurefill.config.checks import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """What is masked and how the loss is weighted (spec: algorithms 1)."""
+
+    t_min: float = 0.15
+    """t ~ U(t_min, 1) per row. 0.15 is the card's value; 0 is the report's U(0, 1)."""
+    prefix_rows: float = 0.5
+    """Share of rows that keep a clean prefix of random length: the shape of prompted text."""
+    loss: Literal["pooled", "row", "elbo"] = "pooled"
+
+    def __post_init__(self) -> None:
+        require(0.0 <= self.t_min < 1.0, "objective.t_min must lie in [0, 1)")
+        require(0.0 <= self.prefix_rows <= 1.0, "objective.prefix_rows must lie in [0, 1]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """Optimiser and schedule; the learning rate is a pure function of the global step."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """`muon`: Muon for the block matrices, AdamW for the embedding and the gains."""
+    peak_lr: tuple[tuple[int, float], ...] = ((0, 3e-4),)
+    """(from_step, rate) pairs: the peak in force from that step on."""
+    muon_lr_ratio: float = 1.0
+    """Muon's rate over the schedule's rate."""
+    muon_scale: Literal["rms", "original"] = "rms"
+    """`rms`: a matrix moves as far as under AdamW. `original`: by sqrt(max(1, rows / cols)) times
+    the rate, which then wants a `muon_lr_ratio` of its own."""
+    muon_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Arithmetic of the orthogonalisation; `auto`: bfloat16 where the hardware has it."""
+    cautious: bool = False
+    """No weight moves against its gradient of the step; what still moves makes up for it."""
+    warmup_steps: int = 500
+    total_steps: int = 200_000
+    floor: float = 0.1
+    """The cosine ends at this share of the peak at total_steps."""
+    tail_from_step: int | None = None
+    """From here the rate falls linearly to zero at total_steps; None leaves the cosine alone."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    clip_norm: float = 1.0
+
+    def __post_init__(self) -> None:
+        steps = [step for step, _ in self.peak_lr]
+        require(steps[:1] == [0], "optim.peak_lr must start with a pair [0, rate]")
+        require(steps == sorted(steps), "optim.peak_lr pairs must be ordered by step")
+        warmup, total = self.warmup_steps, self.total_steps
+        require(0 <= warmup < total, "optim.warmup_steps must be below optim.total_steps")
+        tail = warmup if self.tail_from_step is None else self.tail_from_step
+        require(warmup <= tail < total, "optim.tail_from_step must lie in [warmup, total) steps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    batch_rows: int = 64
+    """B: rows of one optimiser step."""
+    micro_batch_rows: int = 8
+    """Rows of one forward pass; changes memory and speed, never the result."""
+    log_every_steps: int = 10
+
+    def __post_init__(self) -> None:
+        require(self.batch_rows >= 1, "train.batch_rows must be at least 1")
+        require(self.micro_batch_rows >= 1, "train.micro_batch_rows must be at least 1")
+        require(self.log_every_steps >= 1, "train.log_every_steps must be at least 1")
