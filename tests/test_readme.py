@@ -37,7 +37,7 @@ def test_every_file_the_readme_names_exists_and_every_room_is_named() -> None:
     rooms = {path.name for path in package.iterdir() if (path / "__init__.py").exists()}
     assert all(f"{room}/" in house for room in rooms)
     unnamed = present - named - {"__init__.py", "__main__.py"}
-    rooms_of_their_own = [package / "demo", package / "fleet" / "simulate"]
+    rooms_of_their_own = [package / "config", package / "demo", package / "fleet" / "simulate"]
     rooms_of_their_own += [path for path in (package / "data").iterdir() if path.is_dir()]
     inside = {path.name for room in rooms_of_their_own for path in room.glob("*.py")}
     assert unnamed <= inside, f"the README's tree lacks {unnamed - inside}"
