@@ -1,6 +1,7 @@
 """Probes: the same rows and masks for every model, and figures that can be recomputed by hand."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -144,3 +145,18 @@ def test_doubled_and_distinct_on_strings_counted_by_hand() -> None:
 def test_the_shares_of_any_text_are_shares(ids: list[int]) -> None:
     assert 0.0 <= doubled_share([ids]) <= 1.0
     assert 0.0 < distinct_share([ids]) <= 1.0
+
+
+def test_the_twin_is_asked_for_the_same_tokens_from_their_left(probe: Probe) -> None:
+    model = Denoiser(replace(small_model().config, causal=True))
+    model.init_weights(torch.Generator().manual_seed(0))
+    found = held_out_ce(model.eval(), probe, mask_id=MASK, device=CPU)
+    for rate, mask in probe.masks.items():
+        for row, (total, count) in enumerate(found.rows[rate]):
+            places = [i for i in np.flatnonzero(mask[row]) if i > 0]
+            nats = 0.0
+            for i in places:
+                left = torch.from_numpy(probe.ids[row : row + 1, :i])
+                nats -= model(left)[0, -1].log_softmax(0)[probe.ids[row, i]].item()
+            assert count == len(places)
+            assert total == pytest.approx(nats, rel=1e-4)

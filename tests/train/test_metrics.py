@@ -1,6 +1,5 @@
 """What a step measures stays on the device until somebody asks."""
 
-import numpy as np
 import torch
 
 from diffurefill.data.packing import PackingCounts
@@ -17,9 +16,11 @@ def result(loss: float = 2.0, grad_norm: float = 0.5) -> StepResult:
     corrupted = Corrupted(
         canvas=torch.zeros(B, T, dtype=torch.int64),
         is_masked=is_masked,
+        targets=torch.zeros(B, T, dtype=torch.int64),
         parts=torch.arange(B)[:, None].expand(B, T),
         t=torch.tensor([0.1, 0.4, 0.4]),
         num_eligible=torch.tensor([8, 8, 5]),
+        has_prefix=torch.tensor([False, False, True]),
     )
     part_ce = torch.tensor([4.0, 8.0, 12.0])
     return StepResult(torch.tensor(loss), torch.tensor(grad_norm), part_ce, corrupted, 1e-3, B * T)
@@ -28,7 +29,7 @@ def result(loss: float = 2.0, grad_norm: float = 0.5) -> StepResult:
 def gathered(*results: StepResult) -> IntervalMetrics:
     metrics = IntervalMetrics(clip_norm=1.0)
     for step, one in enumerate(results, start=11):
-        metrics.add(one, np.ones((B, T), dtype=bool), PackingCounts(), step, None)
+        metrics.add(one, PackingCounts(), step, None)
     return metrics
 
 

@@ -109,3 +109,18 @@ def test_forty_steps_learn_a_pattern() -> None:
         loss = step(model, optimizer, batch, at=at).loss.item()
         first, last = (loss, loss) if at == 1 else (first, loss)
     assert last < first - 0.8
+
+
+def test_the_twin_learns_every_next_token_of_the_same_rows() -> None:
+    """Loss and gradients of a causal step, by hand: no masks, the mean over all next tokens."""
+    config = replace(CONFIG, model=replace(CONFIG.model, causal=True))
+    batch = rows()
+    model, optimizer = build(config)
+    ids, doc_ids = torch.from_numpy(batch.ids), torch.from_numpy(batch.doc_ids)
+    logits = model(ids, doc_ids)[:, :-1]
+    has_next = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (doc_ids[:, 1:] >= 0)
+    plain = torch.nn.functional.cross_entropy(logits[has_next], ids[:, 1:][has_next])
+    found = step(model, optimizer, batch, replace(config, train=TrainConfig(micro_batch_rows=3)))
+    assert found.loss.item() == pytest.approx(plain.item(), rel=1e-5)
+    assert found.num_masked == int(has_next.sum())
+    assert not found.corrupted.has_prefix.any()

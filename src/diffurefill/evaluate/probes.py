@@ -27,6 +27,7 @@ from diffurefill.data.packing import Position, TokenDocument, pack
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import generate
+from diffurefill.model import denoiser as model
 from diffurefill.runtime import philox
 
 Denoiser = Callable[..., Tensor]
@@ -162,7 +163,11 @@ class HeldOut:
 def held_out_ce(
     denoiser: Denoiser, probe: Probe, *, mask_id: int, device: torch.device, batch_rows: int = 16
 ) -> HeldOut:
-    """CE of the original tokens at each stored mask. Does not depend on `batch_rows`."""
+    """CE of the original tokens at each stored mask. Does not depend on `batch_rows`.
+
+    The autoregressive twin is asked for the same tokens, each from all that stand to its left in
+    the document; a document's first token, from which nothing is left of it, is not counted.
+    """
     by_rate, rows = {}, {}
     for rate, mask in probe.masks.items():
         per_row = []
@@ -186,11 +191,27 @@ def _row_ce(
     ids = torch.from_numpy(probe.ids[part]).to(device)
     at = torch.from_numpy(mask).to(device)
     doc_ids = torch.from_numpy(probe.doc_ids[part]).to(device)
-    logits = denoiser(ids.masked_fill(at, mask_id), doc_ids, at)
+    if is_causal(denoiser):
+        at = at & has_left(doc_ids)
+        logits = denoiser(ids, doc_ids, at.roll(-1, dims=1))
+    else:
+        logits = denoiser(ids.masked_fill(at, mask_id), doc_ids, at)
     ce = torch.nn.functional.cross_entropy(logits.float(), ids[at], reduction="none").double()
     sums = torch.zeros(len(ids), dtype=torch.float64, device=device)
     sums.index_add_(0, at.nonzero()[:, 0], ce)
     return list(zip(sums.tolist(), at.sum(1).tolist(), strict=True))
+
+
+def is_causal(denoiser: Denoiser) -> bool:
+    """Whether this is the autoregressive twin, whose logits at a position are of the next token."""
+    return isinstance(denoiser, model.Denoiser) and denoiser.config.causal
+
+
+def has_left(doc_ids: Tensor) -> Tensor:
+    """(B, T) bool: positions with one of their own document to the left."""
+    same = torch.zeros_like(doc_ids, dtype=torch.bool)
+    same[:, 1:] = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (doc_ids[:, 1:] >= 0)
+    return same
 
 
 @dataclass(frozen=True)
@@ -214,8 +235,10 @@ def decoding_accuracy(
     """Fill the stored mask greedily by confidence in `num_passes` passes and compare (spec 4.3).
 
     The linear quota stands for the spec's ceil(remaining / passes left): the same passes, the
-    rounding differs by at most one token a pass.
+    rounding differs by at most one token a pass. The autoregressive twin cannot fill gaps.
     """
+    if is_causal(denoiser):
+        raise UserError("a causal model fills no gaps: decoding accuracy is of a denoiser")
     original, mask = torch.from_numpy(probe.ids), torch.from_numpy(probe.decoding_mask)
     canvas = Canvas(
         ids=original.masked_fill(mask, specials.mask_id),

@@ -28,7 +28,9 @@ class Corrupted(NamedTuple):
     canvas: Tensor
     """(B, T) int64: the rows with `mask_id` at the masked positions."""
     is_masked: Tensor
-    """(B, T) bool."""
+    """(B, T) bool: where a target is."""
+    targets: Tensor
+    """(B, T) int64: what the model should say there; meaningless elsewhere."""
     parts: Tensor
     """(B, T) int64: the part of each position, counted through the batch; without short rows, the
     row's number."""
@@ -36,6 +38,8 @@ class Corrupted(NamedTuple):
     """(P,) float32: each part's mask rate."""
     num_eligible: Tensor
     """(P,) int64: positions that could have been masked."""
+    has_prefix: Tensor
+    """(P,) bool: a clean prefix left out some that could have been."""
 
 
 class RowArrays(Protocol):
@@ -81,14 +85,21 @@ def corrupt(
         for row, at, key in _parts(rows.part_lengths, ids.shape[1], keys)
     ]
     is_masked = np.concatenate([part.is_masked for part in parts]).reshape(ids.shape)
-    numbers = np.repeat(np.arange(len(parts)), [len(part.is_masked) for part in parts])
     return Corrupted(
         canvas=torch.from_numpy(np.where(is_masked, mask_id, ids).astype(np.int64)),
         is_masked=torch.from_numpy(is_masked),
-        parts=torch.from_numpy(numbers.reshape(ids.shape)),
+        targets=torch.from_numpy(ids.astype(np.int64)),
+        parts=torch.from_numpy(part_of_positions(rows.part_lengths, ids.shape[1])),
         t=torch.tensor([part.t for part in parts], dtype=torch.float32),
         num_eligible=torch.tensor([part.num_eligible for part in parts]),
+        has_prefix=torch.tensor([part.has_prefix for part in parts]),
     )
+
+
+def part_of_positions(part_lengths: np.ndarray, T: int) -> np.ndarray:
+    """(B, T) int64: the part of each position, given the length (B,) of each row's parts."""
+    lengths = np.repeat(part_lengths, T // part_lengths)
+    return np.repeat(np.arange(len(lengths)), lengths).reshape(len(part_lengths), T)
 
 
 def _parts(part_lengths: np.ndarray, T: int, keys: Sequence[Key]) -> list[tuple[int, slice, Key]]:
@@ -107,6 +118,7 @@ class _Part(NamedTuple):
     is_masked: np.ndarray
     t: float
     num_eligible: int
+    has_prefix: bool
 
 
 def _mask_part(
@@ -131,4 +143,5 @@ def _mask_part(
         is_masked[chosen] = True
         if spans[chosen]:
             is_masked |= eligible & (spans == spans[chosen])
-    return _Part(is_masked, t, int(eligible.sum()))
+    num_eligible = int(eligible.sum())
+    return _Part(is_masked, t, num_eligible, num_eligible < int(can_mask.sum()))

@@ -92,7 +92,6 @@ class Trainer:
         began = time.perf_counter()
         rows = next(self._loader)
         self._data_seconds += time.perf_counter() - began
-        bos_id = self.tokenizer.bos_id
         self.step += 1
         result = train_step(
             self.model,
@@ -105,10 +104,9 @@ class Trainer:
                 for row in range(len(rows.ids))
             ],
             mask_id=self.tokenizer.mask_id,
-            bos_id=bos_id,
+            bos_id=self.tokenizer.bos_id,
         )
-        can_mask = (rows.doc_ids >= 0) & (rows.ids != bos_id)
-        self._metrics.add(result, can_mask, rows.counts, self.step, self.position)
+        self._metrics.add(result, rows.counts, self.step, self.position)
         self.position = rows.position
         return result
 

@@ -38,24 +38,21 @@ class IntervalMetrics:
     def add(
         self,
         result: StepResult,
-        can_mask: np.ndarray,
         packing: PackingCounts,
         step: int,
         position: Position | None,
     ) -> None:
-        """`can_mask` (B, T): what could be masked if no row had a clean prefix; `position`: where
-        the rows of global `step` began."""
+        """`position`: where the rows of global `step` began."""
         corrupted = result.corrupted
         parts, num_parts = corrupted.parts.flatten().numpy(), len(corrupted.t)
         masked = np.bincount(parts, corrupted.is_masked.flatten().numpy(), num_parts)
-        maskable = np.bincount(parts, can_mask.ravel(), num_parts)
         bins = np.digitize(corrupted.t.numpy(), T_BINS[1:-1])
         np.add.at(self.masked_by_bin, bins, masked)
         self.num_steps += 1
         self.num_masked += int(masked.sum())
         self.num_tokens += result.num_tokens
         self.num_parts += num_parts
-        self.num_prefix_parts += int((corrupted.num_eligible.numpy() < maskable).sum())
+        self.num_prefix_parts += int(corrupted.has_prefix.sum())
         self.packing = packing
         self.positions[step] = position
         self._add_on_device(result, torch.from_numpy(bins))

@@ -19,6 +19,7 @@ from diffurefill.data.packing import Rows
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.objective.corruption import Corrupted, Key, corrupt
 from diffurefill.objective.loss import masked_cross_entropy, token_weights
+from diffurefill.objective.next_token import next_token
 from diffurefill.optim.adamw import RunOptimizer
 from diffurefill.optim.schedule import learning_rate
 from diffurefill.runtime import autocast_dtype
@@ -69,10 +70,17 @@ def train_step(
     mask_id: int,
     bos_id: int,
 ) -> StepResult:
-    """The update that brings `model` from step - 1 to `step`; `keys` gives one mask key per row."""
+    """The update that brings `model` from step - 1 to `step`; `keys` gives one mask key per row.
+
+    A causal model is the autoregressive twin: it learns every next token of the same rows.
+    """
     device = model.embedding.weight.device
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
-    corrupted = corrupt(rows, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id)
+    corrupted = (
+        next_token(rows)
+        if config.model.causal
+        else corrupt(rows, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id)
+    )
     weights = token_weights(
         corrupted.is_masked,
         corrupted.parts,
@@ -80,10 +88,10 @@ def train_step(
         corrupted.num_eligible,
         config.objective.loss,
     )
-    ids, doc_ids = torch.from_numpy(rows.ids), torch.from_numpy(rows.doc_ids)
+    doc_ids = torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
     loss, part_ce = torch.zeros((), device=device), torch.zeros(len(corrupted.t), device=device)
-    for part in torch.arange(len(ids)).split(config.train.micro_batch_rows):
+    for part in torch.arange(len(doc_ids)).split(config.train.micro_batch_rows):
         at = corrupted.is_masked[part]
         if not at.any():
             continue
@@ -91,7 +99,7 @@ def train_step(
             x.to(device, non_blocking=True)
             for x in (
                 corrupted.canvas[part],
-                ids[part][at],
+                corrupted.targets[part][at],
                 weights[part][at],
                 corrupted.parts[part][at],
             )
