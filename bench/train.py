@@ -32,8 +32,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -120,24 +119,24 @@ def our_steps(config: RunConfig, *, is_quick: bool) -> dict[str, Step]:
     steps = {
         "ours": our_step(config, "adamw"),
         "ours_muon": our_step(config, "muon"),
-        "ours_bf16": our_step(config, "adamw", torch.bfloat16),
-        "ours_muon_bf16": our_step(config, "muon", torch.bfloat16),
+        "ours_bf16": our_step(config, "adamw", "bf16"),
+        "ours_muon_bf16": our_step(config, "muon", "bf16"),
     }
     if not is_quick:
         steps["ours_compiled"] = our_step(config, "adamw", is_compiled=True)
-        steps["ours_compiled_bf16"] = our_step(config, "adamw", torch.bfloat16, is_compiled=True)
+        steps["ours_compiled_bf16"] = our_step(config, "adamw", "bf16", is_compiled=True)
     return steps
 
 
 def our_step(
     config: RunConfig,
     optimizer_name: str,
-    dtype: torch.dtype | None = None,
+    precision: Literal["fp32", "bf16"] = "fp32",
     *,
     is_compiled: bool = False,
 ) -> Step:
     optim = OptimConfig(optimizer=optimizer_name, peak_lr=((0, 1e-4),), warmup_steps=1)
-    config = replace(config, optim=optim)
+    config = replace(config, optim=optim, train=replace(config.train, precision=precision))
     model = Denoiser(config.model)
     model.init_weights(torch.Generator().manual_seed(SEED))
     if is_compiled:
@@ -150,22 +149,11 @@ def our_step(
         keys = mask_keys(config, seed)
         train_step(model, optimizer, rows, config, step=1, keys=keys, mask_id=mask_id, bos_id=BOS)
 
-    run = step if dtype is None else under_autocast(step, dtype)
     if is_compiled:
         # Training masks another number of positions in every step: compile for any number.
         for seed in (SEED + 1, SEED + 2):
-            run(seed)
-    return timed(run)
-
-
-def under_autocast(step: Callable[[int], None], dtype: torch.dtype) -> Callable[[int], None]:
-    """The step as it is where the hardware's own precision is `dtype`."""
-
-    def run(seed: int = SEED) -> None:
-        with mock.patch("diffurefill.train.step.autocast_dtype", return_value=dtype):
             step(seed)
-
-    return run
+    return timed(step)
 
 
 def timed(step: Callable[..., object]) -> Step:

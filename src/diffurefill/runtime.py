@@ -8,9 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from diffurefill.toml import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -52,6 +54,31 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return None
+
+
+def training_dtype(
+    device: torch.device, precision: Literal["auto", "fp32", "bf16", "fp16"]
+) -> torch.dtype | None:
+    """The dtype to autocast to in training, None for fp32. float16 wants its loss scaled.
+
+    Raises UserError for a precision that the device does not have.
+    """
+    import torch
+
+    on_cuda, native = device.type == "cuda", autocast_dtype(device)
+    if precision == "auto":
+        return (native or torch.float16) if on_cuda else None
+    if precision == "fp32":
+        return None
+    if precision == "fp16" and not on_cuda:
+        raise UserError(
+            "train.precision fp16 is for GPUs without bf16: set auto (fp32 on CPU), fp32 or bf16"
+        )
+    if precision == "bf16" and on_cuda and native is None:
+        raise UserError(
+            "this GPU has no bf16 and would only emulate it: set train.precision to auto or fp16"
+        )
+    return torch.float16 if precision == "fp16" else torch.bfloat16
 
 
 def machine_facts() -> dict[str, Any]:
@@ -107,7 +134,7 @@ def doctor() -> dict[str, str]:
     import torch
 
     facts, device = machine_facts(), default_device()
-    dtype = autocast_dtype(device)
+    dtype = training_dtype(device, "auto")
     free = shutil.disk_usage(tempfile.gettempdir()).free / 1e9
     found = {name: str(value) for name, value in facts.items()}
     found["precision"] = "float32" if dtype is None else f"{dtype} autocast over float32 weights"

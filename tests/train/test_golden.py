@@ -1,7 +1,8 @@
 """Three fixed-seed steps end as they did when tests/golden/training.json was recorded.
 
 A refactor must not change what is learned. On the machine and the torch that recorded it, the file
-is met bit for bit; elsewhere products add in another order, so 1e-6 of a figure is allowed.
+is met bit for bit; elsewhere products add in another order: 1e-6 of the loss is allowed, and 1e-5
+of the gradient's norm, which moves more (1.5e-6 with another instruction set).
 To record it anew: `python -m tests.train.test_golden`.
 """
 
@@ -22,7 +23,7 @@ from diffurefill.optim.adamw import build_optimizer
 from diffurefill.train.step import train_step
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "training.json"
-TOLERANCE = 1e-6
+TOLERANCE = {"loss": 1e-6, "grad_norm": 1e-5}
 B, T = 4, 128
 BASE = RunConfig(
     model=ModelConfig(vocab_size=96, width=32, layers=2, heads=2, ffn_width=64),
@@ -66,7 +67,8 @@ def figures(config: RunConfig) -> list[dict[str, float]]:
 @pytest.mark.parametrize("arm", ARMS)
 def test_three_steps_end_as_they_were_recorded(arm: str) -> None:
     for now, then in zip(figures(ARMS[arm]), json.loads(GOLDEN.read_text())[arm], strict=True):
-        assert now == pytest.approx(then, rel=TOLERANCE, abs=0.0)
+        for name, tolerance in TOLERANCE.items():
+            assert now[name] == pytest.approx(then[name], rel=tolerance, abs=0.0)
 
 
 if __name__ == "__main__":

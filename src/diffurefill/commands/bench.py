@@ -170,10 +170,11 @@ def speed_figures(config: RunConfig, device: torch.device, timed: dict[str, Any]
     import torch
 
     from diffurefill.model.denoiser import num_parameters
-    from diffurefill.runtime import autocast_dtype
+    from diffurefill.runtime import training_dtype
     from diffurefill.train.flops import device_peak, six_nd, step_flops, utilisation
 
-    dtype, tokens = autocast_dtype(device) or torch.float32, timed["tokens"]
+    dtype = training_dtype(device, config.train.precision) or torch.float32
+    tokens = timed["tokens"]
     counts = {"num_tokens": tokens, "num_masked": timed["masked"], "num_pairs": timed["pairs"]}
     exact = step_flops(config.model, **counts).per(tokens)
     peak, speed = device_peak(device, dtype), tokens / timed["seconds"]

@@ -67,6 +67,9 @@ class TrainConfig:
     """B: rows of one optimiser step."""
     micro_batch_rows: int = 8
     """Rows of one forward pass; changes memory and speed, never the result."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Arithmetic over fp32 weights and gradients. auto: bf16 where a GPU has it, fp16 with loss
+    scaling on one that does not, fp32 on CPU."""
     log_every_steps: int = 10
 
     def __post_init__(self) -> None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from diffurefill.config import OptimConfig, UserError
 from diffurefill.optim.cautious import Cautious
+from diffurefill.optim.loss_scale import LossScale
 from diffurefill.optim.muon import Muon
 
 FUSED_PIECES = {"qkv.weight": 3, "gate_up.weight": 2}
@@ -18,6 +19,7 @@ FUSED_PIECES = {"qkv.weight": 3, "gate_up.weight": 2}
 ADJUST_LR = {"rms": "match_rms_adamw", "original": "original"}
 """optim.muon_scale in the words of torch.optim.Muon."""
 
+_LOSS_SCALE = "loss_scale"
 Named = list[tuple[str, nn.Parameter]]
 Part = torch.optim.Optimizer | Cautious
 
@@ -27,6 +29,8 @@ class RunOptimizer:
 
     def __init__(self, parts: Mapping[str, Part], lr_ratios: Mapping[str, float]) -> None:
         self.parts = parts
+        self.loss_scale: LossScale | None = None
+        """Set by the first step in float16, and part of the state from then on."""
         self._lr_ratios = lr_ratios
 
     def set_learning_rate(self, lr: float) -> None:
@@ -44,10 +48,16 @@ class RunOptimizer:
             part.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: part.state_dict() for name, part in self.parts.items()}
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        if self.loss_scale is not None:
+            state[_LOSS_SCALE] = self.loss_scale.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises UserError when `state` was saved by another optimiser or for another model."""
+        # A state may come from a machine with another precision: a factor is no reason to refuse.
+        scale = state.get(_LOSS_SCALE)
+        state = {name: part for name, part in state.items() if name != _LOSS_SCALE}
         if state.keys() != self.parts.keys():
             raise UserError(
                 f"the optimiser state is of {' and '.join(state)}, this run uses "
@@ -61,6 +71,7 @@ class RunOptimizer:
                 )
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
+        self.loss_scale = LossScale(**scale) if scale else None
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> RunOptimizer:

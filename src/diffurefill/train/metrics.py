@@ -27,6 +27,8 @@ class IntervalMetrics:
     num_tokens: int = 0
     num_parts: int = 0
     num_prefix_parts: int = 0
+    num_skipped: int = 0
+    loss_scale: float | None = None
     masked_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     packing: PackingCounts = field(default_factory=PackingCounts)
     positions: dict[int, Position | None] = field(default_factory=dict)
@@ -54,6 +56,7 @@ class IntervalMetrics:
         self.num_parts += num_parts
         self.num_prefix_parts += int(corrupted.has_prefix.sum())
         self.packing = packing
+        self.loss_scale = result.loss_scale
         self.positions[step] = position
         self._add_on_device(result, torch.from_numpy(bins))
 
@@ -64,6 +67,10 @@ class IntervalMetrics:
             self._num_clipped = torch.zeros((), dtype=torch.int64, device=device)
         bins = bins.to(device, non_blocking=True)
         self._ce_by_bin.index_add_(0, bins, result.part_ce.double())
+        if result.is_skipped:  # too large a factor: neither a clip nor a number that is none
+            self.num_skipped += 1
+            self._is_finite.append(result.loss.isfinite())
+            return
         self._num_clipped += result.grad_norm > self.clip_norm
         self._is_finite.append(result.loss.isfinite() & result.grad_norm.isfinite())
 
@@ -84,8 +91,15 @@ class IntervalMetrics:
             "prefix_share": self.num_prefix_parts / max(self.num_parts, 1),
             "clip_share": num_clipped / max(self.num_steps, 1),
             **packing_facts(self.packing),
+            **self._scaling(),
             **self._first_nonfinite(),
         }
+
+    def _scaling(self) -> dict[str, Any]:
+        """Of float16 alone: the factor at the end, and the steps that it was too large for."""
+        if self.loss_scale is None:
+            return {}
+        return {"loss_scale": self.loss_scale, "skipped_steps": self.num_skipped}
 
     def _first_nonfinite(self) -> dict[str, Any]:
         """The first step whose loss or gradient was not finite, and where its rows began."""

@@ -21,8 +21,9 @@ from diffurefill.objective.corruption import Corrupted, Key, corrupt
 from diffurefill.objective.loss import masked_cross_entropy, token_weights
 from diffurefill.objective.next_token import next_token
 from diffurefill.optim.adamw import RunOptimizer
+from diffurefill.optim.loss_scale import LossScale
 from diffurefill.optim.schedule import learning_rate
-from diffurefill.runtime import autocast_dtype
+from diffurefill.runtime import training_dtype
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,10 @@ class StepResult:
     learning_rate: float
     num_tokens: int
     """Real tokens of the step's rows, padding excluded."""
+    loss_scale: float | None = None
+    """Of the gradients while they were computed; None but in float16."""
+    is_skipped: bool = False
+    """The factor was too large for the gradients: no weight has moved."""
 
     @property
     def num_masked(self) -> int:
@@ -49,7 +54,7 @@ class StepResult:
 
         Tensors are on the device still: `float` of one waits for the step to be done.
         """
-        return {
+        figures: dict[str, Tensor | float | int] = {
             "loss": self.loss,
             "masked_ce": self.part_ce.sum() / max(self.num_masked, 1),
             "grad_norm": self.grad_norm,
@@ -57,6 +62,9 @@ class StepResult:
             "masked_share": self.num_masked / max(self.num_tokens, 1),
             "tokens": self.num_tokens,
         }
+        if self.loss_scale is not None:
+            figures |= {"loss_scale": self.loss_scale, "skipped": int(self.is_skipped)}
+        return figures
 
 
 def train_step(
@@ -75,6 +83,8 @@ def train_step(
     A causal model is the autoregressive twin: it learns every next token of the same rows.
     """
     device = model.embedding.weight.device
+    dtype = training_dtype(device, config.train.precision)
+    scale = _loss_scale(optimizer, dtype)
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
     corrupted = (
         next_token(rows)
@@ -88,39 +98,72 @@ def train_step(
         corrupted.num_eligible,
         config.objective.loss,
     )
+    weights = weights * scale.value if scale else weights
     doc_ids = torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
     loss, part_ce = torch.zeros((), device=device), torch.zeros(len(corrupted.t), device=device)
-    for part in torch.arange(len(doc_ids)).split(config.train.micro_batch_rows):
-        at = corrupted.is_masked[part]
-        if not at.any():
-            continue
-        canvas, targets, weight, parts = (
-            x.to(device, non_blocking=True)
-            for x in (
-                corrupted.canvas[part],
-                corrupted.targets[part][at],
-                weights[part][at],
-                corrupted.parts[part][at],
+    # One context for them all: it keeps the weights' 16-bit copies, cast once a step.
+    with _autocast(device, dtype):
+        for part in torch.arange(len(doc_ids)).split(config.train.micro_batch_rows):
+            at = corrupted.is_masked[part]
+            if not at.any():
+                continue
+            canvas, targets, weight, parts = (
+                x.to(device, non_blocking=True)
+                for x in (
+                    corrupted.canvas[part],
+                    corrupted.targets[part][at],
+                    weights[part][at],
+                    corrupted.parts[part][at],
+                )
             )
-        )
-        with _autocast(device):
             # Documents and positions stay on the CPU: what is counted there needs no waiting.
             logits = model(canvas, doc_ids[part], at)
-        part_loss, ce = masked_cross_entropy(logits, targets, weight)
-        part_loss.backward()
-        loss += part_loss.detach()
-        part_ce.index_add_(0, parts, ce)
+            part_loss, ce = masked_cross_entropy(logits, targets, weight)
+            with _autocast(device, None):
+                part_loss.backward()
+            loss += part_loss.detach()
+            part_ce.index_add_(0, parts, ce)
     # 3. clip and update
+    if scale:
+        loss /= scale.value
+        _divide_gradients(model, scale.value)
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
     rate = learning_rate(step, config.optim)
     optimizer.set_learning_rate(rate)
-    optimizer.step()
+    used = scale.value if scale else None
+    is_skipped = scale is not None and _overflowed(scale, loss, grad_norm)
+    if not is_skipped:
+        optimizer.step()
     optimizer.zero_grad()
     num_tokens = int((rows.doc_ids >= 0).sum())
-    return StepResult(loss, grad_norm, part_ce, corrupted, rate, num_tokens)
+    return StepResult(loss, grad_norm, part_ce, corrupted, rate, num_tokens, used, is_skipped)
 
 
-def _autocast(device: torch.device) -> AbstractContextManager[object]:
-    dtype = autocast_dtype(device)
-    return torch.autocast(device.type, dtype=dtype) if dtype else nullcontext()
+def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """`dtype` None: as it is, and not in 16 bit inside of such a context."""
+    if dtype is None and not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def _loss_scale(optimizer: RunOptimizer, dtype: torch.dtype | None) -> LossScale | None:
+    """The factor that the run has come to; None where gradients need none."""
+    if dtype != torch.float16:
+        return None
+    optimizer.loss_scale = optimizer.loss_scale or LossScale()
+    return optimizer.loss_scale
+
+
+def _divide_gradients(model: nn.Module, by: float) -> None:
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    torch._foreach_mul_(gradients, 1.0 / by)
+
+
+def _overflowed(scale: LossScale, loss: Tensor, grad_norm: Tensor) -> bool:
+    """Whether to skip the step; the factor learns of it. The one wait for the device in a step,
+    and in float16 alone."""
+    is_finite = torch.stack((loss, grad_norm)).isfinite().tolist()
+    overflowed = scale.is_too_large(*is_finite)
+    scale.update(overflowed=overflowed)
+    return overflowed
