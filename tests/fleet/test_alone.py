@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diffurefill.config import Phase, RunConfig, Source, UserError
+from diffurefill.config import Phase, RunConfig, Source, UserError, load_preset
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import read_folder, train_alone
 from diffurefill.fleet.loading import load, probe_models
@@ -181,3 +181,22 @@ def test_the_log_says_how_long_a_step_waits_for_data(tmp_path: Path) -> None:
     log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
     (interval,) = [record for record in log if "held_out_ce" in record]
     assert 0.0 <= interval["data_wait_share"] < 1.0
+
+
+def test_the_autoregressive_twin_continues_text_and_fills_no_gap(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    config = replace(config, model=replace(config.model, causal=True))
+    train_alone(tmp_path / "ar", config, 4, quiet)
+    model = load(str(tmp_path / "ar"))
+    prompts = ["the quick", "a"]
+    texts = model.generate(prompts, 8, seed=3, watch=True)
+    assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True))
+    assert model.generate(prompts[1:], 8, seed=4) == texts[1:]  # row 1 had seed 3 + 1
+    greedy = load_preset("decode-left-to-right").decode.stages
+    assert model.generate(prompts, 8, stages=greedy) == model.generate(
+        prompts, 8, stages=greedy, seed=9
+    )
+    with pytest.raises(UserError, match="cannot draft or refill"):
+        model.generate(prompts, 8, stages=config.decode.stages)
+    with pytest.raises(UserError, match="only continues text"):
+        model.infill("the [MASK*2] fox")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from rich.table import Table
 
 from diffurefill.config import RunConfig, Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer
+from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
-from diffurefill.decode.generate import Generation, cut_at_eos, generate
+from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
 from diffurefill.decode.viewer import Viewer, replay
 from diffurefill.evaluate.probes import (
     DecodingAccuracy,
@@ -107,18 +108,47 @@ class LoadedModel:
         watch: bool = False,
         forbid_eos: bool = False,
     ) -> Generation:
-        """Fill a canvas with the run's own decoder, or with `stages`. Row i has seed `seed + i`."""
-        done = generate(
-            self.denoiser,
-            canvas.to(self.device),
-            stages or self.config.decode.stages,
-            self.specials,
-            seeds=[seed + i for i in range(len(canvas.ids))],
-            forbid_eos=forbid_eos,
-        )
+        """Fill a canvas with the run's own decoder, or with `stages`. Row i has seed `seed + i`.
+
+        A causal model writes from left to right, at temperature 1 without truncation unless one
+        left-to-right stage says otherwise.
+        """
+        seeds = [seed + i for i in range(len(canvas.ids))]
+        canvas = canvas.to(self.device)
+        if self.config.model.causal:
+            how = replace(left_to_right(stages), forbid_eos=forbid_eos)
+            on_pass = (lambda _: None) if watch else None
+            done = self.continue_text(canvas, how, seeds, on_pass)
+        else:
+            done = generate(
+                self.denoiser,
+                canvas,
+                stages or self.config.decode.stages,
+                self.specials,
+                seeds=seeds,
+                forbid_eos=forbid_eos,
+            )
         if watch:  # a pass takes milliseconds here, too quick to be seen: show it afterwards
             replay(done.trajectory, Viewer(self.decode_token))
         return done
+
+    def continue_text(
+        self,
+        canvas: Canvas,
+        how: LeftToRight,
+        seeds: Sequence[int],
+        on_pass: Callable[[Pass], None] | None = None,
+    ) -> Generation:
+        """What the autoregressive twin writes, one token a pass."""
+        return generate_left_to_right(
+            self.denoiser,
+            canvas,
+            self.specials,
+            how,
+            num_layers=self.config.model.layers,
+            seeds=seeds,
+            on_pass=on_pass,
+        )
 
     def decode_token(self, token: int) -> str:
         return self.tokenizer.decode_inner([token])
@@ -133,6 +163,20 @@ class LoadedModel:
         return decoding_accuracy(
             self.denoiser, self.probe, specials=self.specials, device=self.device, num_passes=passes
         )
+
+
+def left_to_right(stages: Sequence[Stage] | None) -> LeftToRight:
+    """How a causal model draws under `stages`; UserError for those that only a denoiser can do."""
+    if not stages:
+        return LeftToRight()
+    (first, last), plain = stages[0].temperature, Stage(num_passes=0, tokens_per_pass=1)
+    can = replace(plain, order="left_to_right", temperature=(first, last), min_p=stages[0].min_p)
+    if list(stages) != [can] or first != last:
+        raise UserError(
+            "a causal model writes one token a pass from left to right and cannot draft or refill: "
+            "leave the decode preset away, or take decode-left-to-right"
+        )
+    return LeftToRight(temperature=first, min_p=can.min_p)
 
 
 def load(where: str, weights: str = "ema") -> LoadedModel:

@@ -8,14 +8,16 @@ positions whose logits are wanted.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from diffurefill.config import ModelConfig
+from diffurefill.config import ModelConfig, UserError
 from diffurefill.model.attention import Backend, Segments, attention, plan_segments
 from diffurefill.model.backends import Shape
+from diffurefill.model.kv_cache import CachedLayer, KVCache
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -45,7 +47,11 @@ class Denoiser(nn.Module):
         self._rotary: Tensor | None = None
 
     def forward(
-        self, canvas: Tensor, doc_ids: Tensor | None = None, at: Tensor | None = None
+        self,
+        canvas: Tensor,
+        doc_ids: Tensor | None = None,
+        at: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
         """Logits (B, T, V) of `canvas` (B, T), or (N, V) at the True positions of `at`, row-major.
 
@@ -53,21 +59,21 @@ class Denoiser(nn.Module):
         document.
         at: (B, T) bool, on any device. The head is a large share of the work: name the positions
         that matter.
+        cache: the past of a causal model, which `canvas` continues; it takes these tokens in.
         """
         x = self.embedding(canvas)  # (B, T, D)
         if torch.is_autocast_enabled(x.device.type):
             # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        segments = self._segments(doc_ids, canvas.device)
-        rotary = self._rotary_table(canvas.shape[1], canvas.device)
+        rotary, pasts = self._mixing(canvas, doc_ids, cache)
         wanted = None  # (N,) of B * T
         if at is not None:
             # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
             wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
         *blocks, last_block = self.blocks
-        for block in blocks:
+        for block, segments in zip(blocks, pasts, strict=False):
             x = block(x, rotary, segments)
-        x = last_block(x, rotary, segments, wanted)  # (B, T, D) or (N, D)
+        x = last_block(x, rotary, pasts[-1], wanted)  # (B, T, D) or (N, D)
         return F.linear(self.final_norm(x), self.embedding.weight)
 
     @torch.no_grad()
@@ -86,6 +92,19 @@ class Denoiser(nn.Module):
             drawn = torch.empty(parameter.shape, device=generator.device)
             std = residual_std if is_residual else 0.02
             parameter.copy_(drawn.normal_(0.0, std, generator=generator))
+
+    def _mixing(
+        self, canvas: Tensor, doc_ids: Tensor | None, cache: KVCache | None
+    ) -> tuple[Tensor, Sequence[Segments | CachedLayer]]:
+        """Rotary angles of the positions, and what every block's positions may look at."""
+        if cache is None:
+            rotary = self._rotary_table(canvas.shape[1], canvas.device)
+            return rotary, [self._segments(doc_ids, canvas.device)] * len(self.blocks)
+        if not self.config.causal:
+            raise UserError("only a causal model has a past to keep: a denoiser reads whole rows")
+        positions = cache.extend(doc_ids, canvas.shape[1], canvas.device)
+        table = self._rotary_table(cache.max_tokens, canvas.device)
+        return table[:, positions].unsqueeze(2), cache.layers  # (2, B, 1, T, K / 2)
 
     def _segments(self, doc_ids: Tensor | None, device: torch.device) -> Segments:
         training, weight = torch.is_grad_enabled(), self.embedding.weight
@@ -132,7 +151,11 @@ class Block(nn.Module):
         self.down = Linear(config.ffn_width, D)
 
     def forward(
-        self, x: Tensor, rotary: Tensor, segments: Segments, wanted: Tensor | None = None
+        self,
+        x: Tensor,
+        rotary: Tensor,
+        segments: Segments | CachedLayer,
+        wanted: Tensor | None = None,
     ) -> Tensor:
         mixed = self._mix(self.attention_norm(x), rotary, segments)
         if wanted is not None:
@@ -142,13 +165,17 @@ class Block(nn.Module):
         gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)  # (..., ffn_width) each
         return x + self.down(F.silu(gate) * up)
 
-    def _mix(self, x: Tensor, rotary: Tensor, segments: Segments) -> Tensor:
+    def _mix(self, x: Tensor, rotary: Tensor, segments: Segments | CachedLayer) -> Tensor:
         """What each position gathers from its segment, (B, T, D)."""
         B, T, D = x.shape
         qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
         q, k = rotate(q, rotary), rotate(k, rotary)
-        return attention(q, k, v, segments).transpose(1, 2).reshape(B, T, D)
+        if isinstance(segments, CachedLayer):
+            mixed = segments.attend(q, k, v)
+        else:
+            mixed = attention(q, k, v, segments)
+        return mixed.transpose(1, 2).reshape(B, T, D)
 
 
 class RMSNorm(nn.Module):
@@ -184,7 +211,7 @@ def rotary_table(num_positions: int, head_dim: int, base: float) -> Tensor:
 
 def rotate(x: Tensor, rotary: Tensor) -> Tensor:
     """`x` (B, H, T, K) turned by its positions; dimension i is paired with i + K / 2."""
-    cos, sin = rotary  # (T, K / 2) each, fp32
+    cos, sin = rotary  # (T, K / 2) each, or (B, 1, T, K / 2) where rows stand apart; fp32
     first, second = x.float().chunk(2, dim=-1)
     turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     return turned.to(x.dtype)

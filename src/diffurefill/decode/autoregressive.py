@@ -1,0 +1,217 @@
+"""The autoregressive twin: one token a pass from left to right, and as a repairer of drafts.
+
+The baseline that draft and refill is compared with: the same canvases, keyed uniforms and inverse
+CDF, the model's past kept in a cache (model/kv_cache.py). A row depends on its own ids and seed
+alone. Source: spec algorithms 5.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from diffurefill.config import UserError
+from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.generate import Generation, Pass
+from diffurefill.decode.order import choose
+from diffurefill.decode.sampling import sample
+from diffurefill.model.kv_cache import KVCache
+from diffurefill.runtime import philox
+
+Counts = NDArray[np.int64]
+
+
+class CausalModel(Protocol):
+    """Logits (N, V) of the token behind each True position of `at`, with the past in `cache`."""
+
+    def __call__(
+        self,
+        canvas: Tensor,
+        doc_ids: Tensor | None = None,
+        at: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeftToRight:
+    """How the twin draws. Temperature 0 is greedy; `min_p` drops what is less likely than this
+    share of the likeliest; EOS is barred from the first `min_len` tokens, or everywhere."""
+
+    temperature: float = 1.0
+    min_p: float = 0.0
+    min_len: int = 0
+    forbid_eos: bool = False
+
+
+def generate_left_to_right(
+    model: CausalModel,
+    canvas: Canvas,
+    specials: Specials,
+    how: LeftToRight,
+    *,
+    num_layers: int,
+    seeds: Sequence[int],
+    on_pass: Callable[[Pass], None] | None = None,
+) -> Generation:
+    """Fill `canvas`, whose rows are given ids and then one gap up to their end.
+
+    n tokens cost n passes: the first reads the given ids, the others one token each. Behind an EOS
+    a row holds EOS to its end; when all rows have one, no further pass is made. `model` is in eval
+    mode and on the canvas's device. The trajectory is kept only for `on_pass`. Raises UserError
+    for other canvases and for logits that are not finite.
+    """
+    given, wanted = _given_lengths(canvas), canvas.num_fillable.cpu().numpy()
+    rng = _Draws(canvas, specials, how, seeds, ("autoregressive",))
+    ids, confidence = canvas.ids.clone(), torch.zeros(canvas.ids.shape, device=canvas.ids.device)
+    cache = KVCache(num_layers, len(given), canvas.ids.shape[1])
+    trajectory: list[Pass] = []
+    alive = np.ones(len(given), dtype=bool)
+    k = 0
+    with torch.inference_mode():
+        while (alive := alive & (k < wanted)).any():
+            ends = cache.lengths.copy()
+            ends[alive] = (given + k)[alive]
+            logits = _feed(model, ids, ends, cache)
+            rows, at = (torch.from_numpy(x).to(ids.device) for x in (np.flatnonzero(alive), ends))
+            at = at[rows]
+            tokens, sure = rng.draw(logits, rows, at, may_end=k >= how.min_len)
+            previous = ids
+            ids, confidence = ids.clone(), confidence.clone()
+            ids[rows, at], confidence[rows, at] = tokens, sure
+            k += 1
+            if not how.forbid_eos:
+                ended = tokens == specials.eos_id
+                _end_rows(ids, canvas, rows[ended], at[ended], specials.eos_id)
+                alive[rows[ended].cpu().numpy()] = False
+            if on_pass is not None:
+                accepted = ids != previous
+                none = torch.zeros_like(accepted)
+                done = Pass(canvas, 0, k - 1, 0, ids, confidence, accepted, none, previous)
+                trajectory.append(done)
+                on_pass(done)
+    return Generation(ids, confidence, k, trajectory)
+
+
+def repair_left_to_right(
+    model: CausalModel,
+    draft: Generation,
+    canvas: Canvas,
+    specials: Specials,
+    how: LeftToRight,
+    *,
+    num_layers: int,
+    seeds: Sequence[int],
+    num_rounds: int,
+    fraction: float,
+) -> Generation:
+    """`draft` of another model, its least sure tokens drawn anew by the causal `model`.
+
+    Each round takes the `fraction` of the fillable positions with the lowest confidence, from left
+    to right, and replaces each by a sample given all that now stands to its left; what follows is
+    not seen. A replaced token's confidence is its log-probability here. The passes are counted on
+    top of the draft's: one for every position of the row that has most.
+    """
+    ids, confidence, num_passes = draft.ids, draft.confidence, draft.num_forward_passes
+    quota = (fraction * canvas.num_fillable.double()).round().long().clamp(min=1)
+    with torch.inference_mode():
+        for r in range(num_rounds):
+            rng = _Draws(canvas, specials, how, seeds, ("autoregressive repair", r))
+            chosen = choose(-confidence, canvas.fillable, quota, 1)
+            places = [np.flatnonzero(row) for row in chosen.cpu().numpy()]
+            cache = KVCache(num_layers, len(places), ids.shape[1])
+            ids, confidence = ids.clone(), confidence.clone()
+            for j in range(max(map(len, places))):
+                ends = cache.lengths.copy()
+                now = [b for b, row in enumerate(places) if j < len(row)]
+                ends[now] = [places[b][j] for b in now]
+                logits = _feed(model, ids, ends, cache)
+                rows = torch.tensor(now, device=ids.device)
+                at = torch.from_numpy(ends[now]).to(ids.device)
+                ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
+                num_passes += 1
+    return Generation(ids, confidence, num_passes, [])
+
+
+class _Draws:
+    """One uniform for every position of every row, from the row's seed and `key`."""
+
+    def __init__(
+        self,
+        canvas: Canvas,
+        specials: Specials,
+        how: LeftToRight,
+        seeds: Sequence[int],
+        key: tuple[int | str, ...],
+    ) -> None:
+        B, T = canvas.ids.shape
+        if len(seeds) != B:
+            raise UserError(f"{len(seeds)} seeds for {B} rows: give one seed per row")
+        device = canvas.ids.device
+        rows = np.stack([philox(seed, *key).random(T) for seed in seeds])
+        self.uniform, self.how = torch.from_numpy(rows).to(device), how
+        self.emittable = torch.as_tensor(specials.emittable, dtype=torch.bool).to(device)
+        self.inner = self.emittable.clone()
+        self.inner[specials.eos_id] = False
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, at: Tensor, *, may_end: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Tokens and log p1 (N,) for position `at` of each of `rows` (N,) from logits (N, V)."""
+        if logits.shape[1] != len(self.emittable):
+            raise UserError(
+                f"the model knows {logits.shape[1]} ids, the tokenizer {len(self.emittable)}: "
+                "use the tokenizer this model was trained with"
+            )
+        N, how = len(rows), self.how
+        return sample(
+            logits,
+            torch.arange(N, device=logits.device),
+            torch.full((N, 2), -1, device=logits.device),
+            self.uniform[rows, at],
+            torch.full((N,), how.temperature, device=logits.device),
+            emittable=self.emittable if may_end and not how.forbid_eos else self.inner,
+            min_p=how.min_p,
+            neighbour_ban=0.0,
+        )
+
+
+def _feed(model: CausalModel, ids: Tensor, ends: Counts, cache: KVCache) -> Tensor:
+    """Read every row of `ids` (B, T) up to its `ends` (B,); logits (N, V) of what comes next in
+    each of the N rows that had something to read."""
+    starts = cache.lengths
+    counts = ends - starts
+    index = starts[:, None] + np.arange(counts.max())
+    real = index < ends[:, None]
+    index = torch.from_numpy(index.clip(max=ids.shape[1] - 1)).to(ids.device)
+    at = torch.zeros(real.shape, dtype=torch.bool)
+    reads = np.flatnonzero(counts)
+    at[reads, counts[reads] - 1] = True
+    doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
+    return model(ids.gather(1, index), doc_ids, at, cache)
+
+
+def _given_lengths(canvas: Canvas) -> Counts:
+    """How many ids each row begins with, (B,)."""
+    real, open_ = canvas.doc_ids.cpu().numpy() >= 0, canvas.fillable.cpu().numpy()
+    given = real.sum(axis=1) - open_.sum(axis=1)
+    place = np.arange(real.shape[1])
+    if not open_.any() or (open_ != (real & (place >= given[:, None]))).any() or given.min() < 1:
+        raise UserError(
+            "a causal model only continues text: it cannot fill a gap with something behind it; "
+            "use a denoiser (model.causal = false)"
+        )
+    return given
+
+
+def _end_rows(ids: Tensor, canvas: Canvas, rows: Tensor, at: Tensor, eos_id: int) -> None:
+    """Fill `rows` (N,) with EOS from position `at` (N,) to their ends."""
+    place = torch.arange(ids.shape[1], device=ids.device)
+    behind = canvas.fillable[rows] & (place >= at[:, None])
+    ids[rows] = ids[rows].masked_fill(behind, eos_id)
