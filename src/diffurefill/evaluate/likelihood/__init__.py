@@ -1,0 +1,1 @@
+"""How likely a text is under a masked-diffusion model: exact for a sampler, or bounded."""

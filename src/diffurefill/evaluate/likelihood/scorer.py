@@ -1,0 +1,171 @@
+"""Scores of many continuations: which likelihood, and the order in which texts share rows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+import torch
+
+from diffurefill.config import UserError
+from diffurefill.decode.canvas import Specials
+from diffurefill.decode.generate import Denoiser
+from diffurefill.evaluate.likelihood import plans
+from diffurefill.evaluate.likelihood.passes import Cost, Reader, Sureness
+from diffurefill.evaluate.likelihood.texts import Score, Text, lay_out, rolling_windows
+
+Method = Literal["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
+Pair = tuple[Sequence[int], Sequence[int]]
+"""Context, continuation: ids without BOS."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Which likelihood. Another scorer gives other numbers: name it beside every figure."""
+
+    method: Method = "chain"
+    """chain: exact, left to right. right_to_left, confidence, margin, entropy: exact for the
+    sampler of that order. elbo: a Monte Carlo bound."""
+    tokens_per_pass: int = 1
+    """Places that the sampler of an order writes in one pass; not for the elbo."""
+    right_masks: int = 0
+    """MASKs behind the continuation. Their number tells the model how long the text is."""
+    samples: int = 32
+    """Masks of an elbo estimate."""
+    guidance: float = 0.0
+    """w of unsupervised classifier-free guidance; 0 for none."""
+    seed: int = 0
+    """Of the elbo's masks."""
+    check_greedy: bool = True
+    """Have the elbo find the greedy flag by the chain rule's rows too."""
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise UserError(
+                f"no scorer {self.method!r}: choose one of {', '.join(get_args(Method))}"
+            )
+        if self.tokens_per_pass < 1 or self.samples < 1 or self.right_masks < 0:
+            raise UserError(
+                "a scorer's tokens_per_pass and samples must be at least 1, right_masks at least 0"
+            )
+        if self.method == "elbo" and self.tokens_per_pass > 1:
+            raise UserError("tokens_per_pass is for orders, not for the elbo: leave it out")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def plan(self, text: Text, mask_id: int) -> plans.Plan:
+        common = {"mask_id": mask_id, "right_masks": self.right_masks}
+        n = len(text.continuation)
+        if self.method == "elbo":
+            return plans.elbo(
+                text,
+                samples=self.samples,
+                seed=self.seed,
+                check_greedy=self.check_greedy,
+                **common,
+            )
+        if self.sureness is not None:
+            return plans.surest_first(text, tokens_per_pass=self.tokens_per_pass, **common)
+        order = range(n) if self.method == "chain" else range(n - 1, -1, -1)
+        return plans.fixed_order(text, order, tokens_per_pass=self.tokens_per_pass, **common)
+
+    @property
+    def sureness(self) -> Sureness | None:
+        if self.method == "confidence" or self.method == "margin" or self.method == "entropy":
+            return self.method
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """Scores in the order of the pairs, and what was done for them."""
+
+    scores: list[Score]
+    cost: Cost
+    num_truncated: int
+    """Contexts cut from the left."""
+    num_too_long: int
+    """Continuations longer than a row: scored -inf, so that they never win."""
+
+
+@dataclass(frozen=True, eq=False)
+class ScoringModel:
+    """What scoring asks of a model."""
+
+    denoiser: Denoiser
+    specials: Specials
+    max_tokens: int
+    """Of a row, BOS included."""
+    device: torch.device
+    dtype: torch.dtype | None = None
+    batch_tokens: int | None = None
+
+
+def score(model: ScoringModel, pairs: Sequence[Pair], scorer: Scorer) -> Scored:
+    """The log-likelihood of each continuation behind its context.
+
+    The scores do not depend on the order of `pairs` or on `batch_tokens`, but for rounding (in
+    float32 below 1e-5 nats a token). An empty continuation scores 0.
+    """
+    texts = [
+        lay_out(
+            context,
+            continuation,
+            bos_id=model.specials.bos_id,
+            max_tokens=model.max_tokens,
+            right_masks=scorer.right_masks,
+        )
+        for context, continuation in pairs
+    ]
+    # Texts of one context, and of one length, come together: they share rows, and batches.
+    known = [(i, text) for i, text in enumerate(texts) if text and len(text.continuation)]
+    known.sort(key=lambda item: (item[1].first, item[1].ids.tobytes()))
+    reader = Reader(
+        model.denoiser,
+        model.specials.mask_id,
+        model.specials.vocab_size,
+        model.device,
+        dtype=model.dtype,
+        guidance=scorer.guidance,
+        sureness=scorer.sureness,
+        batch_tokens=model.batch_tokens,
+    )
+    mask_id = model.specials.mask_id
+    found = plans.run_plans((scorer.plan(text, mask_id) for _, text in known), reader)
+    scores = [Score(float("-inf"), False) if text is None else Score(0.0, True) for text in texts]
+    for (i, _), one in zip(known, found, strict=True):
+        scores[i] = one
+    num_truncated = sum(text is not None and text.is_truncated for text in texts)
+    num_too_long = sum(text is None for text in texts)
+    _warn(num_truncated, num_too_long, model.max_tokens)
+    return Scored(scores, reader.cost, num_truncated, num_too_long)
+
+
+def score_rolling(
+    model: ScoringModel, documents: Sequence[Sequence[int]], scorer: Scorer
+) -> tuple[list[float], Scored]:
+    """The log-likelihood of whole documents, window by window: their sums, and the windows'."""
+    if scorer.method == "elbo":
+        raise UserError("whole documents are scored exactly: choose the chain scorer")
+    room = model.max_tokens - scorer.right_masks
+    windows = [rolling_windows(tokens, room) for tokens in documents]
+    scored = score(model, [window for part in windows for window in part], scorer)
+    remaining = iter(scored.scores)
+    sums = [sum(next(remaining).log_likelihood for _ in part) for part in windows]
+    return sums, scored
+
+
+def _warn(num_truncated: int, num_too_long: int, max_tokens: int) -> None:
+    if num_truncated:
+        log.warning("%d contexts were cut from the left to %d tokens", num_truncated, max_tokens)
+    if num_too_long:
+        log.warning(
+            "%d continuations are longer than a row of %d tokens: they score -inf and never win",
+            num_too_long,
+            max_tokens,
+        )
