@@ -27,7 +27,8 @@ from torch import Tensor
 from _common import report
 from diffurefill.config import OptimConfig, RunConfig, load_preset
 from diffurefill.data.documents import open_corpus
-from diffurefill.evaluate.probes import build_probe, held_out_ce
+from diffurefill.evaluate.probe_sets import build_probe
+from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.codec import CODECS, DeltaFile, encode_delta
 from diffurefill.fleet.records import Payload

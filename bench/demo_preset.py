@@ -18,7 +18,8 @@ from typing import Any
 from _common import report
 from diffurefill.config import RunConfig, load_preset
 from diffurefill.data.documents import open_corpus
-from diffurefill.evaluate.probes import build_probe, held_out_ce
+from diffurefill.evaluate.probe_sets import build_probe
+from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.runtime import set_threads
 from diffurefill.toml import merge
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer

@@ -22,7 +22,8 @@ from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
 from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
-from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Probe, Train
+from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
+from diffurefill.commands.probe import Probe
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
 from diffurefill.store.base import Denied, StoreError

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,13 @@ from hypothesis import strategies as st
 
 from diffurefill.config import ModelConfig, ProbeConfig, UserError
 from diffurefill.decode.canvas import Specials
-from diffurefill.evaluate.probes import Probe, decoding_accuracy, held_out_ce, make_probe
+from diffurefill.evaluate.probes import (
+    Probe,
+    decoding_accuracy,
+    held_out_ce,
+    make_probe,
+    row_values,
+)
 from diffurefill.evaluate.text import distinct_share, doubled_share
 from diffurefill.model.denoiser import Denoiser
 from tests.fakes import BOS, EOS, MASK, PAD, OracleDenoiser, TableDenoiser
@@ -54,12 +59,11 @@ def test_masks_come_near_their_rates(probe: Probe) -> None:
     assert shares == pytest.approx([0.3, 0.6, 0.9], abs=0.12)
 
 
-def test_the_digest_is_the_content_s(probe: Probe, tmp_path: Path) -> None:
-    probe.save(tmp_path / "p.safetensors")
-    again = Probe.load(tmp_path / "p.safetensors")
-    assert again.digest == probe.digest
-    again.masks[0.3][2, 3] ^= True
-    assert again.digest != probe.digest
+@pytest.mark.parametrize("array", ["ids", "doc_ids", "decoding", "mask_0.3", "mask_0.9"])
+def test_the_digest_changes_with_any_number_of_any_array(probe: Probe, array: str) -> None:
+    before = probe.digest
+    probe.arrays()[array][2, 3] ^= 1
+    assert probe.digest != before
 
 
 def test_the_score_does_not_depend_on_the_batch_size(probe: Probe) -> None:
@@ -84,6 +88,12 @@ def test_the_headline_is_the_plain_mean_over_the_rates(probe: Probe) -> None:
         assert sum(s for s, _ in rows) / sum(n for _, n in rows) == pytest.approx(
             found.by_rate[rate]
         )
+
+
+def test_the_rows_values_average_to_the_headline(probe: Probe) -> None:
+    found = held_out_ce(small_model(), probe, mask_id=MASK, device=CPU)
+    assert np.mean(found.row_values()) == pytest.approx(found.mean)
+    assert row_values([(1.0, 2), (3.0, 2)]) == [0.5, 1.5]
 
 
 def test_a_visible_token_is_never_scored_and_a_hidden_one_never_seen(probe: Probe) -> None:

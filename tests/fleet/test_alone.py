@@ -10,7 +10,7 @@ import torch
 from diffurefill.config import Phase, RunConfig, Source, UserError, load_preset
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import read_folder, train_alone
-from diffurefill.fleet.loading import load, probe_models
+from diffurefill.fleet.loading import load
 from diffurefill.train.loop import Trainer
 from tests.tiny import tiny_config, write_corpus
 
@@ -119,13 +119,6 @@ def test_what_does_not_fit_the_context_is_refused(
 ) -> None:
     with pytest.raises(UserError):
         load(trained).generate([prompt], num_tokens)
-
-
-def test_probe_prints_every_model(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
-    probe_models([trained], as_json=True)
-    assert '"held_out"' in capsys.readouterr().out
-    probe_models([trained], as_json=False)
-    assert "held-out CE" in capsys.readouterr().out
 
 
 def test_the_log_holds_losses_and_probes(trained: str) -> None:

@@ -114,22 +114,6 @@ class Infill(_Writing):
 
 
 @dataclass
-class Probe:
-    """Held-out CE with stored masks, and decoding accuracy, of one or more models."""
-
-    models: Positional[tuple[str, ...]]
-    """Stores, or folders made by `train`."""
-    json: bool = False
-    """Print every figure, per row too, as JSON."""
-
-    def run(self) -> int:
-        from diffurefill.fleet.loading import probe_models
-
-        probe_models(self.models, as_json=self.json)
-        return 0
-
-
-@dataclass
 class Doctor:
     """What this machine offers, and whether a store on it is safe to use."""
 

@@ -8,7 +8,7 @@ from diffurefill.config.data import DataConfig, Phase, Shares, Source
 from diffurefill.config.decode import DRAFT, REFILL, DecodeConfig, Stage
 from diffurefill.config.fleet import FleetConfig
 from diffurefill.config.model import ModelConfig
-from diffurefill.config.probe import ProbeConfig
+from diffurefill.config.probe import HELD_OUT, SHORT, ProbeConfig
 from diffurefill.config.run import (
     RunConfig,
     digest,
@@ -33,6 +33,8 @@ __all__ = [
     "OptimConfig",
     "TrainConfig",
     "FleetConfig",
+    "HELD_OUT",
+    "SHORT",
     "ProbeConfig",
     "Stage",
     "DRAFT",

@@ -60,7 +60,8 @@ class DataConfig:
     """Which shares of the documents the sources get, and when; may be left out for one source."""
     probe_sources: tuple[Source, ...] = ()
     """Sources to probe with: no document of theirs is ever trained on, wherever else it stands.
-    Without any, the held-out share of the training sources is what the probes read."""
+    Without any, the held-out share of the training sources is what the held-out probe reads. Those
+    that probe.sets names are probed apart."""
     held_out_fraction: float = 0.01
     """Share of documents, chosen by their hash, that no worker ever reads."""
     tokenizer: str = "train"

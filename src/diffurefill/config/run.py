@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from diffurefill import toml
+from diffurefill.config.checks import require
 from diffurefill.config.data import DataConfig, Source
 from diffurefill.config.decode import DecodeConfig
 from diffurefill.config.fleet import FleetConfig
@@ -32,6 +33,15 @@ class RunConfig:
     fleet: FleetConfig = field(default_factory=FleetConfig)
     probe: ProbeConfig = field(default_factory=ProbeConfig)
     decode: DecodeConfig = field(default_factory=DecodeConfig)
+
+    def __post_init__(self) -> None:
+        named = {source.name for source in self.data.probe_sources}
+        unknown = [name for name in self.probe.sets if name not in named]
+        require(
+            not unknown,
+            f"probe.sets names {', '.join(unknown)}: give each a [[data.probe_sources]] section "
+            "with that name",
+        )
 
 
 def preset_names() -> list[str]:

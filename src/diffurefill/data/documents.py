@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -111,16 +111,29 @@ def texts_of(source: SourceText, *key: int | str) -> Iterator[str]:
             yield from documents_of_row(text)
 
 
-def held_out_documents(corpus: Corpus, data: DataConfig) -> Iterator[str]:
-    """What the probes read, each text once: the probe sources, else the held-out share of the
-    training sources, drawn by the first phase's shares.
+def held_out_documents(
+    corpus: Corpus, data: DataConfig, apart: Collection[str] = ()
+) -> Iterator[str]:
+    """What the held-out probe reads, each text once: the probe sources except those named in
+    `apart`, else the held-out share of the training sources, drawn by the first phase's shares.
 
     Raises UserError at the end where there was none.
     """
-    if corpus.probe_sources:
-        shares = {text.name: (text, 1.0) for text in corpus.probe_sources}
+    own = [text for text in corpus.probe_sources if text.name not in apart]
+    if own:
+        shares = {text.name: (text, 1.0) for text in own}
     else:
         shares = {name: (corpus.sources[name], s) for name, s in data.phase_at(0).shares if s > 0}
+    yield from _held_out(corpus, shares)
+
+
+def probe_source_documents(corpus: Corpus, name: str) -> Iterator[str]:
+    """The documents of one probe source, each text once. Raises UserError as above."""
+    text = next(text for text in corpus.probe_sources if text.name == name)
+    yield from _held_out(corpus, {name: (text, 1.0)})
+
+
+def _held_out(corpus: Corpus, shares: Mapping[str, tuple[SourceText, float]]) -> Iterator[str]:
     seen: set[int] = set()
     for text in _interleaved(shares):
         key = text_key(text)

@@ -8,23 +8,15 @@ of two digests are not compared. Source: spec algorithms 4.1, 4.3, 4.4.
 from __future__ import annotations
 
 import hashlib
-import itertools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
 from torch import Tensor
 
-from diffurefill.config import ProbeConfig, RunConfig, Stage, UserError
-from diffurefill.data.cursors import Cursor
-from diffurefill.data.documents import Corpus, held_out_documents
-from diffurefill.data.packing import Position, TokenDocument, pack
-from diffurefill.data.tokens.tokenizer import Tokenizer
+from diffurefill.config import ProbeConfig, Stage, UserError
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import generate
 from diffurefill.model import denoiser as model
@@ -32,8 +24,8 @@ from diffurefill.runtime import philox
 
 Denoiser = Callable[..., Tensor]
 
-SAMPLED_PIECES = 16
-"""Pieces of held-out documents that are read for every row of the probe."""
+IDS, SEGMENTS, DECODING = "ids", "doc_ids", "decoding"
+"""Names of a probe's arrays; the masks are named by their rates."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,22 +43,13 @@ class Probe:
     def digest(self) -> str:
         """First 12 hex digits of a sha256 over every array: the probe's version."""
         h = hashlib.sha256()
-        for name, array in sorted(self._arrays().items()):
+        for name, array in sorted(self.arrays().items()):
             h.update(name.encode() + np.ascontiguousarray(array).tobytes())
         return h.hexdigest()[:12]
 
-    def _arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> dict[str, np.ndarray]:
         masks = {f"mask_{rate}": mask for rate, mask in self.masks.items()}
-        return {"ids": self.ids, "doc_ids": self.doc_ids, "decoding": self.decoding_mask, **masks}
-
-    def save(self, path: Path) -> None:
-        save_file({k: np.ascontiguousarray(v) for k, v in self._arrays().items()}, path)
-
-    @classmethod
-    def load(cls, path: Path) -> Probe:
-        arrays = load_file(path)
-        masks = {float(k[5:]): v for k, v in sorted(arrays.items()) if k.startswith("mask_")}
-        return cls(arrays["ids"], arrays["doc_ids"], masks, arrays["decoding"])
+        return {IDS: self.ids, SEGMENTS: self.doc_ids, DECODING: self.decoding_mask, **masks}
 
     def head(self, num_rows: int) -> Probe:
         """The first rows: a cheaper probe for a worker's waiting time."""
@@ -75,60 +58,54 @@ class Probe:
         return Probe(*arrays, masks, self.decoding_mask[:num_rows])
 
 
-def build_probe(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Probe:
-    """A run's probe: held-out text, packed as training packs it, with drawn masks.
-
-    Rows are filled from a random sample of the first pieces that come, so that a few long documents
-    do not make the whole probe.
-    """
-    # Whole rows without spans: what the probe asks stays the same when training's rows change.
-    data = replace(config.data, packing="best_fit", short_rows=0.0, span_rows=0.0)
-    texts = held_out_documents(corpus, data)
-    pieces = (piece for text in texts for piece in _pieces(text, tokenizer, data.row_length))
-    sample = list(itertools.islice(pieces, SAMPLED_PIECES * config.probe.num_rows))
-    order = philox(config.seed, "probe", "pieces").permutation(len(sample))
-    rows = pack(
-        (sample[i] for i in order),
-        Position(),
-        data=data,
-        seed=config.seed,
-        slot=0,
-        interval_rows=config.probe.num_rows,
-        interval_steps=1,
-        pad_id=tokenizer.pad_id,
-    )
-    chosen = list(itertools.islice(rows, config.probe.num_rows))
-    ids = np.concatenate([row.ids for row in chosen])
-    doc_ids = np.concatenate([row.doc_ids for row in chosen])
-    return make_probe(ids, doc_ids, config.probe, seed=config.seed, bos_id=tokenizer.bos_id)
-
-
-def _pieces(text: str, tokenizer: Tokenizer, row_length: int) -> Iterator[TokenDocument]:
-    """The document cut to rows, each piece as a document of its own."""
-    ids = np.array(tokenizer.document(text), dtype=np.int64)
-    for at in range(0, len(ids), row_length):
-        piece = ids[at : at + row_length]
-        no_spans = partial(np.zeros, len(piece), np.int32)
-        yield TokenDocument(piece, "held out", Cursor(), Cursor(), no_spans)
-
-
 def make_probe(
-    ids: np.ndarray, doc_ids: np.ndarray, config: ProbeConfig, *, seed: int, bos_id: int
+    ids: np.ndarray,
+    doc_ids: np.ndarray,
+    config: ProbeConfig,
+    *,
+    seed: int,
+    bos_id: int,
+    key: tuple[str, ...] = (),
 ) -> Probe:
-    """Draw the masks of held-out rows (R, T), token by token; BOS and PAD stay visible."""
+    """The first `config.num_rows` of held-out rows (R, T) with drawn masks; UserError where there
+    are fewer."""
     if len(ids) < config.num_rows:
         raise UserError(
             f"the held-out text fills {len(ids)} rows, the probe wants {config.num_rows}: raise "
             "data.held_out_fraction, lower probe.num_rows, or give more text"
         )
     ids, doc_ids = ids[: config.num_rows], doc_ids[: config.num_rows]
+    return draw_masks(ids, doc_ids, config, seed=seed, bos_id=bos_id, key=key)
+
+
+def draw_masks(
+    ids: np.ndarray,
+    doc_ids: np.ndarray,
+    config: ProbeConfig,
+    *,
+    seed: int,
+    bos_id: int,
+    key: tuple[str, ...] = (),
+) -> Probe:
+    """Masks for rows (R, T), drawn token by token; BOS and PAD stay visible. `key` tells the draws
+    of one set from those of another."""
     can_mask = (doc_ids >= 0) & (ids != bos_id)
 
     def draw(rate: float, purpose: str) -> np.ndarray:
-        return can_mask & (philox(seed, "probe", purpose).random(ids.shape) < rate)
+        return can_mask & (philox(seed, "probe", *key, purpose).random(ids.shape) < rate)
 
     masks = {rate: draw(rate, str(rate)) for rate in config.mask_rates}
-    return Probe(ids, doc_ids, masks, draw(config.decoding_mask_rate, "decoding"))
+    return Probe(ids, doc_ids, masks, draw(config.decoding_mask_rate, DECODING))
+
+
+def row_values(rows: Sequence[tuple[float, int]]) -> list[float]:
+    """(sum, count) of each row, as values a row whose plain mean is the pooled mean.
+
+    Counts are the same for every model, so the difference of two models' values, row by row, has
+    the difference of their pooled means as its mean.
+    """
+    total = max(sum(n for _, n in rows), 1)
+    return [part * len(rows) / total for part, _ in rows]
 
 
 @dataclass(frozen=True)
@@ -152,6 +129,16 @@ class HeldOut:
         per_row = zip(*self.rows.values(), strict=True)
         totals = [(sum(s for s, _ in row), sum(n for _, n in row)) for row in per_row]
         return [ce / n for ce, n in totals if n]
+
+    def row_values(self) -> list[float]:
+        """A value a row whose plain mean is `mean`: what a paired difference is made of."""
+        by_rate = [row_values(rows) for rows in self.rows.values()]
+        return [sum(row) / len(row) for row in zip(*by_rate, strict=True)]
+
+    @property
+    def counts(self) -> list[list[int]]:
+        """Tokens scored, by rate and row: figures are compared only where these are equal."""
+        return [[n for _, n in rows] for rows in self.rows.values()]
 
     def to_json(self) -> dict[str, Any]:
         by_rate = {str(rate): ce for rate, ce in self.by_rate.items()}
@@ -222,6 +209,12 @@ class DecodingAccuracy:
     token: float
     pair: float
     num_forward_passes: int
+    token_rows: list[tuple[int, int]]
+    """(right, masked) of each row."""
+    pair_rows: list[tuple[int, int]]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def decoding_accuracy(
@@ -248,11 +241,22 @@ def decoding_accuracy(
     greedy = Stage(num_passes=num_passes, temperature=(0.0, 0.0))
     done = generate(denoiser, canvas, [greedy], specials, seeds=[0] * len(original))
     right = (done.ids.cpu() == original) & mask
-    pairs = mask[:, 1:] & mask[:, :-1]
-    both = right[:, 1:] & right[:, :-1]
+    token_rows = _right_of(right, mask)
+    pair_rows = _right_of(right[:, 1:] & right[:, :-1], mask[:, 1:] & mask[:, :-1])
     return DecodingAccuracy(
         probe=probe.digest,
-        token=int(right.sum()) / max(int(mask.sum()), 1),
-        pair=int(both.sum()) / max(int(pairs.sum()), 1),
+        token=_pooled(token_rows),
+        pair=_pooled(pair_rows),
         num_forward_passes=done.num_forward_passes,
+        token_rows=token_rows,
+        pair_rows=pair_rows,
     )
+
+
+def _right_of(right: Tensor, asked: Tensor) -> list[tuple[int, int]]:
+    """(right, asked) of each row of two (R, T) bool."""
+    return list(zip(right.sum(1).tolist(), asked.sum(1).tolist(), strict=True))
+
+
+def _pooled(rows: Sequence[tuple[int, int]]) -> float:
+    return sum(right for right, _ in rows) / max(sum(n for _, n in rows), 1)

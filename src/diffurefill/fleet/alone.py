@@ -16,11 +16,12 @@ from typing import Any
 from torch import Tensor
 
 from diffurefill import config as configs
-from diffurefill.config import RunConfig, UserError
+from diffurefill.config import HELD_OUT, RunConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
 from diffurefill.data.packing import Position
 from diffurefill.data.tokens.tokenizer import Tokenizer
-from diffurefill.evaluate.probes import Probe, build_probe, held_out_ce
+from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
+from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
 from diffurefill.store.durable import write_file
 from diffurefill.train.checkpoint import load_training_state, save_training_state
@@ -68,7 +69,7 @@ def train_alone(
         tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))
     else:
         tokenizer = make_tokenizer(config, corpus)
-        _lay_out(folder, config, tokenizer, build_probe(config, corpus, tokenizer))
+        _lay_out(folder, config, tokenizer, build_probes(config, corpus, tokenizer))
     interval = config.fleet.local_steps
     trainer = Trainer(config, corpus, tokenizer, slot=0, interval_steps=interval)
     state = load_training_state(folder)
@@ -93,7 +94,7 @@ def train_alone(
 def _steps(
     trainer: Trainer, folder: Path, last: int, fingerprint: str, report: Callable[[str], None]
 ) -> None:
-    probe, config = Probe.load(folder / records.PROBE), trainer.config
+    probe, config = load_probes(folder / records.PROBE)[HELD_OUT], trainer.config
     began, tokens = time.monotonic(), 0
     while trainer.step < last:
         result = trainer.take_step()
@@ -138,11 +139,11 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:
     )
 
 
-def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probe: Probe) -> None:
+def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Probes) -> None:
     """Write the fixed files, the configuration last and whole: it makes it a train folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / records.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
-    probe.save(folder / records.PROBE)
+    save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())
 
 

@@ -12,7 +12,7 @@ from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
 from diffurefill.data.mixture import require_every_slot
 from diffurefill.data.tokens.tokenizer import Tokenizer
-from diffurefill.evaluate.probes import build_probe
+from diffurefill.evaluate.probe_sets import build_probes, save_probes
 from diffurefill.fleet import records
 from diffurefill.fleet.records import State
 from diffurefill.store.base import (
@@ -37,7 +37,7 @@ def create_run(
     require_every_slot(corpus, config.data, config.seed)
     report(f"corpus: {corpus.num_units:,} units; tokenizer: {config.data.tokenizer}")
     tokenizer = make_tokenizer(config, corpus)
-    probe = build_probe(config, corpus, tokenizer)
+    probes = build_probes(config, corpus, tokenizer)
     store = open_store(uri, create=True)  # only now: unusable text leaves no folder behind
     if store.head(MAIN) is not None:
         raise UserError(f"there is a run at {uri} already: join it, or give another place")
@@ -45,7 +45,7 @@ def create_run(
     work.mkdir(parents=True, exist_ok=True)
     weights, probe_path = work / "global.safetensors", work / "probe.safetensors"
     save_weights(weights, initial_weights(config))
-    probe.save(probe_path)
+    save_probes(probe_path, probes, tokenizer.vocabulary_digest)
     state = State(
         run_id=uuid.uuid4().hex[:12],
         config_sha=configs.digest(config),
@@ -54,8 +54,9 @@ def create_run(
         global_weights=store.stage(weights),
     )
     _publish(store, state, config, tokenizer, store.stage(probe_path))
+    described = ", ".join(f"{n} of {len(p.ids)} rows ({p.digest})" for n, p in probes.items())
     report(
-        f"run {state.run_id} at {uri}: {len(probe.ids)} probe rows ({probe.digest}), "
+        f"run {state.run_id} at {uri}: probes {described}; "
         f"{tokenizer.num_pieces:,} pieces, weights of {state.global_weights.size / 1e6:.1f} MB"
     )
     return state

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from diffurefill.config import RunConfig, Stage, UserError
+from diffurefill.config import HELD_OUT, RunConfig, Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
 from diffurefill.decode.viewer import Viewer, replay
+from diffurefill.evaluate.probe_sets import load_probes
 from diffurefill.evaluate.probes import (
     DecodingAccuracy,
     HeldOut,
@@ -47,7 +44,13 @@ class LoadedModel:
     denoiser: Denoiser
     tokenizer: Tokenizer
     config: RunConfig
-    probe: Probe
+    probes: dict[str, Probe]
+    """The run's probe sets, held-out first."""
+
+    @property
+    def probe(self) -> Probe:
+        """The held-out one."""
+        return self.probes[HELD_OUT]
 
     @property
     def device(self) -> torch.device:
@@ -189,15 +192,15 @@ def load(where: str, weights: str = "ema") -> LoadedModel:
 
 
 def load_from_run(run: Run, weights: str) -> LoadedModel:
-    """The run's newest weights of the kind; the global where no EMA has been published yet."""
+    """The run's newest weights of the kind: `global`, `ema` or `swa`; the global where no such
+    average has been published yet."""
     snapshot = run.snapshot()
-    ema = snapshot.state.ema
-    use_ema = weights == "ema" and ema is not None
-    if use_ema and ema is not None:
-        path = run.fetch(ema.ref)
+    average = {"ema": snapshot.state.ema, "swa": snapshot.state.swa}.get(weights)
+    if average is not None:
+        path = run.fetch(average.ref)
     else:
         path = run.fetch_global(snapshot, FileAverager().apply_update)
-    name = f"{'ema' if use_ema else 'global'}, generation {snapshot.state.gen}"
+    name = f"{'global' if average is None else weights}, generation {snapshot.state.gen}"
     probe = run.fetch(snapshot.version.ref(records.PROBE))
     return _loaded(name, load_weights(path), run.tokenizer_json, run.config, probe)
 
@@ -213,44 +216,4 @@ def _loaded(
     denoiser.load_state_dict(weights)
     denoiser = denoiser.to(default_device()).eval()
     tokenizer = Tokenizer.from_json(tokenizer_json)
-    return LoadedModel(name, denoiser, tokenizer, config, Probe.load(probe))
-
-
-def probe_models(places: Sequence[str], *, as_json: bool) -> None:
-    """Print held-out CE and decoding accuracy of every model; a run shows global and EMA."""
-    if not places:
-        raise UserError("name at least one run or train folder to probe")
-    models = []
-    for where in places:
-        kinds = ["global"] if is_train_folder(Path(where)) else ["global", "ema"]
-        models += [load(where, kind) for kind in kinds]
-    digests = {model.probe.digest for model in models}
-    if len(digests) > 1:
-        raise UserError(f"these models have different probes ({', '.join(sorted(digests))})")
-    results = [(model.name, model.held_out(), model.accuracy()) for model in models]
-    if as_json:
-        print(json.dumps([_as_json(*result) for result in results]))
-    else:
-        Console().print(_table(results))
-
-
-def _as_json(name: str, held_out: HeldOut, accuracy: DecodingAccuracy) -> dict[str, Any]:
-    return {
-        "model": name,
-        "held_out": held_out.to_json(),
-        "decoding_accuracy": {"token": accuracy.token, "pair": accuracy.pair},
-    }
-
-
-def _table(results: Sequence[tuple[str, HeldOut, DecodingAccuracy]]) -> Table:
-    first = results[0][1]
-    table = Table(title=f"probe {first.probe}: CE in nats per masked token")
-    for column in ("model", "held-out CE", *(f"at {rate}" for rate in first.by_rate)):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    table.add_column("decoding: token", justify="right")
-    table.add_column("pair", justify="right")
-    for name, held_out, accuracy in results:
-        rates = [f"{ce:.3f}" for ce in held_out.by_rate.values()]
-        shares = [f"{accuracy.token:.1%}", f"{accuracy.pair:.1%}"]
-        table.add_row(name, f"{held_out.mean:.3f}", *rates, *shares)
-    return table
+    return LoadedModel(name, denoiser, tokenizer, config, load_probes(probe))

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from diffurefill.config import FleetConfig, UserError
+from diffurefill.config import HELD_OUT, FleetConfig, UserError
 from diffurefill.data.documents import open_corpus
 from diffurefill.data.tokens.tokenizer import Tokenizer
-from diffurefill.evaluate.probes import Probe
+from diffurefill.evaluate.probe_sets import load_probes
 from diffurefill.fleet import records
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.guard import ProbeGuard
@@ -50,7 +50,7 @@ def start_worker(
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
         corpus = open_corpus(config.data)
         require_corpus(corpus, now.state.corpus_sha, uri)
-        probe = Probe.load(run.fetch(now.version.ref(records.PROBE)))
+        probe = load_probes(run.fetch(now.version.ref(records.PROBE)))[HELD_OUT]
         steps = config.fleet.local_steps
 
         def work(chosen: int) -> None:
@@ -91,7 +91,7 @@ def start_merger(
 
 
 def _guard(run: Run) -> ProbeGuard:
-    probe = Probe.load(run.fetch(run.snapshot().version.ref(records.PROBE)))
+    probe = load_probes(run.fetch(run.snapshot().version.ref(records.PROBE)))[HELD_OUT]
     return ProbeGuard(run.config, probe, Tokenizer.from_json(run.tokenizer_json).mask_id)
 
 

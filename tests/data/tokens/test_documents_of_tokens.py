@@ -10,7 +10,7 @@ from diffurefill.data.documents import Corpus
 from diffurefill.data.encoding import encode_documents
 from diffurefill.data.mixture import Document
 from diffurefill.decode.canvas import Specials, continuation
-from diffurefill.evaluate.probes import build_probe
+from diffurefill.evaluate.probe_sets import build_probe
 from tests.data.conftest import all_texts, data_config
 from tests.data.tokens.kinds import KINDS, every_kind
 from tests.tiny import tiny_config

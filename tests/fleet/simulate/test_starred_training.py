@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from diffurefill.config import HELD_OUT
 from diffurefill.data.documents import open_corpus
 from diffurefill.data.tokens.tokenizer import Tokenizer
+from diffurefill.evaluate.probe_sets import load_probes
 from diffurefill.evaluate.probes import Probe
 from diffurefill.fleet import records
 from diffurefill.fleet.audit import audit_run
@@ -118,7 +120,7 @@ class RealFleet(FakeFleet):
             config, corpus, tokenizer, slot=number, interval_steps=config.fleet.local_steps
         )
         self.trainers.append(trainer)
-        probe = Probe.load(run.fetch(run.snapshot().version.ref(records.PROBE)))
+        probe = load_probes(run.fetch(run.snapshot().version.ref(records.PROBE)))[HELD_OUT]
         learner = Watched(trainer, probe, self.started, self.steps)
         worker = Worker(run, number, learner, clock=self.clock, report=self.said.append)
         self.add(f"w{number}", worker.run())

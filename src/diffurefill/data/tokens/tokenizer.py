@@ -12,6 +12,7 @@ piece that it is after a space.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -101,6 +102,14 @@ class Tokenizer:
     @property
     def pad_id(self) -> int:
         return self.num_pieces + 1
+
+    @cached_property
+    def vocabulary_digest(self) -> str:
+        """First 12 hex digits of a sha256 over every piece and phrase with its id: where it is the
+        same, the same ids stand for the same text."""
+        pieces = sorted(self._backend.get_vocab(with_added_tokens=True).items())
+        record = json.dumps([pieces, self.phrases, self.bos_id, self.eos_id])
+        return hashlib.sha256(record.encode()).hexdigest()[:12]
 
     # --- text to ids and back --------------------------------------------------------------------
 

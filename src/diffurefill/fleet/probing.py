@@ -1,0 +1,88 @@
+"""Scoring any number of models, one at a time in memory, on the probes that lie with them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from diffurefill.config import UserError
+from diffurefill.evaluate.probe_sets import Probes, load_probes
+from diffurefill.evaluate.scores import Scores, require_same_probes, score
+from diffurefill.fleet.alone import is_train_folder
+from diffurefill.fleet.loading import LoadedModel, load, load_from_run
+from diffurefill.fleet.run import Run, open_run
+
+KINDS = ("global", "ema", "swa")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every model."""
+
+    sets: Sequence[str] = ()
+    """Names of probe sets; all that a model has where empty."""
+    probe_file: Path | None = None
+    """Probes for every model instead of its own."""
+
+
+def score_models(
+    places: Sequence[str], asked: Asked, weights: Sequence[str] = KINDS
+) -> Iterator[Scores]:
+    """The scores of every model at `places`, each as soon as it is known. Raises UserError at the
+    first whose probes are not those of the first model."""
+    if not places:
+        raise UserError("name at least one run or train folder to probe")
+    first: Scores | None = None
+    for where in places:
+        for model in models_at(where, weights):
+            name = model.name if model.name.startswith(where) else f"{where}: {model.name}"
+            found = score_model(model, name, asked)
+            first = first or found
+            require_same_probes(found, first)
+            yield found
+
+
+def models_at(where: str, weights: Sequence[str] = KINDS) -> Iterator[LoadedModel]:
+    """The model of a train folder, or of a run those of `weights` that it has."""
+    if is_train_folder(Path(where)):
+        yield load(where)
+        return
+    with tempfile.TemporaryDirectory() as cache:
+        run = open_run(where, Path(cache))
+        kinds = [kind for kind in weights if has_weights(run, kind)]
+        if not kinds:
+            raise UserError(f"{where} has no {' or '.join(weights)} yet")
+        for kind in kinds:
+            yield load_from_run(run, kind)
+
+
+def has_weights(run: Run, kind: str) -> bool:
+    state = run.snapshot().state
+    return kind == "global" or {"ema": state.ema, "swa": state.swa}[kind] is not None
+
+
+def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
+    return score(
+        name,
+        model.denoiser,
+        probes_for(model, name, asked),
+        specials=model.specials,
+        device=model.device,
+        decoding_passes=model.config.probe.decoding_passes,
+    )
+
+
+def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
+    """The probes to score `model` on. Raises UserError where a set that is asked for is missing,
+    and where the file is of another vocabulary."""
+    probes: Probes = model.probes
+    if asked.probe_file is not None:
+        probes = load_probes(asked.probe_file, model.tokenizer.vocabulary_digest)
+    missing = [set_name for set_name in asked.sets if set_name not in probes]
+    if missing:
+        raise UserError(
+            f"{name} has no probe set {', '.join(missing)}: there are {', '.join(probes)}"
+        )
+    return {set_name: probes[set_name] for set_name in asked.sets or probes}
