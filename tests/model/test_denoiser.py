@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from diffurefill.config import ModelConfig, load_preset
-from diffurefill.model.denoiser import Denoiser, num_parameters, rotary_table, rotate
+from diffurefill.model.denoiser import Denoiser, num_parameters, rotary_table
+from diffurefill.model.passes import rotate
 
 TINY = ModelConfig(vocab_size=97, width=48, layers=3, heads=4, ffn_width=80)
 

@@ -18,6 +18,7 @@ from diffurefill.config import ModelConfig, UserError
 from diffurefill.model.attention import Backend, Segments, attention, plan_segments
 from diffurefill.model.backends import Shape
 from diffurefill.model.kv_cache import CachedLayer, KVCache
+from diffurefill.model.passes import rms_norm, rotated, swiglu
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -162,15 +163,12 @@ class Block(nn.Module):
             x = x.flatten(0, 1).index_select(0, wanted)  # (N, D)
             mixed = mixed.flatten(0, 1).index_select(0, wanted)
         x = x + self.attention_out(mixed)
-        gate, up = self.gate_up(self.ffn_norm(x)).chunk(2, dim=-1)  # (..., ffn_width) each
-        return x + self.down(F.silu(gate) * up)
+        return x + self.down(swiglu(self.gate_up(self.ffn_norm(x))))
 
     def _mix(self, x: Tensor, rotary: Tensor, segments: Segments | CachedLayer) -> Tensor:
         """What each position gathers from its segment, (B, T, D)."""
         B, T, D = x.shape
-        qkv = self.qkv(x).view(B, T, 3, self.heads, D // self.heads)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # (B, H, T, K) each
-        q, k = rotate(q, rotary), rotate(k, rotary)
+        q, k, v = rotated(self.qkv(x).view(B, T, 3, self.heads, D // self.heads), rotary)
         if isinstance(segments, CachedLayer):
             mixed = segments.attend(q, k, v)
         else:
@@ -187,8 +185,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.float()
-        return F.rms_norm(x.float(), weight.shape, weight, self.eps).to(x.dtype)
+        return rms_norm(x.float(), self.weight.float(), self.eps).to(x.dtype)
 
 
 class Linear(nn.Linear):
@@ -207,11 +204,3 @@ def rotary_table(num_positions: int, head_dim: int, base: float) -> Tensor:
     positions = torch.arange(num_positions, dtype=torch.float64, device="cpu")
     angles = torch.outer(positions, base**-exponents)
     return torch.stack((angles.cos(), angles.sin())).float()
-
-
-def rotate(x: Tensor, rotary: Tensor) -> Tensor:
-    """`x` (B, H, T, K) turned by its positions; dimension i is paired with i + K / 2."""
-    cos, sin = rotary  # (T, K / 2) each, or (B, 1, T, K / 2) where rows stand apart; fp32
-    first, second = x.float().chunk(2, dim=-1)
-    turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    return turned.to(x.dtype)
