@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch import Tensor
 from diffurefill.config import UserError
 from diffurefill.store.base import new_nonce
 from diffurefill.store.durable import removed_at_exit, replace_durably
+from diffurefill.train.directfile import DirectFile
 
 CHUNK_ELEMENTS = 1 << 18
 """Elements read, combined and written at a time: the working set stays in cache (1 MB in fp32)."""
@@ -191,7 +192,7 @@ class StreamingWriter:
         self._written = dict.fromkeys(schema, 0)
         """Elements of each tensor."""
         self._lock = threading.Lock()
-        self._file: BinaryIO
+        self._file: DirectFile
         self._body = 0
         self._cleanup: contextlib.ExitStack
 
@@ -209,20 +210,15 @@ class StreamingWriter:
         if not piece.numel():
             return
         place = self._body + span.begin + first * span.itemsize
-        self._write_bytes(_bytes_of(piece.detach().cpu().contiguous().flatten()), place)
-
-    def _write_bytes(self, content: Any, place: int) -> None:
-        rest = memoryview(content)
-        while rest:
-            count = os.pwrite(self._file.fileno(), rest, place)
-            rest, place = rest[count:], place + count
+        self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()), place)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_at_exit(self._part))
-            self._file = stack.enter_context(open(self._part, "xb", buffering=0))
+            num_bytes = max((span.end for span in self._spans.values()), default=0)
+            self._file = stack.enter_context(contextlib.closing(DirectFile(self._part, num_bytes)))
             header = self._header()
-            self._write_bytes(header, 0)
+            self._file.write(header, 0)
             self._body = len(header)
             self._cleanup = stack.pop_all()
         return self
@@ -231,7 +227,7 @@ class StreamingWriter:
         with self._cleanup:
             if kind is None:
                 self._require_complete()
-                os.fsync(self._file.fileno())
+                self._file.sync()
                 replace_durably(self._part, self._path)
 
     def _header(self) -> bytes:

@@ -1,0 +1,98 @@
+"""Large files written past the page cache, where the system can.
+
+What a merge writes nobody reads at once, and at a billion parameters it is more than memory
+holds: through the page cache it would push out the inputs still to be read, and wait for the
+kernel's own write-back. Where direct writing is refused, plain writing does the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+ALIGN = 4096
+"""Bytes: places, lengths and memory of a direct write are multiples of it on every usual disk."""
+DIRECT_FROM = 1 << 28
+"""Bytes of a file from which it is written directly: smaller ones are read again soon."""
+SMALLEST = 1 << 16
+"""Bytes: a shorter piece would wait longer for the disk than copying it takes."""
+
+_CLOEXEC = getattr(os, "O_CLOEXEC", 0)
+
+
+def _open_direct(path: Path) -> int | None:
+    """A second descriptor of the file that goes past the page cache; None where there is none."""
+    if not hasattr(os, "O_DIRECT"):
+        return None
+    with contextlib.suppress(OSError):
+        return os.open(path, os.O_WRONLY | os.O_DIRECT | _CLOEXEC)
+    return None
+
+
+class DirectFile:
+    """A new file written piece by piece, by position, from any number of threads. To be closed.
+
+    `num_bytes`: what it will hold in all. Pieces must not overlap.
+    """
+
+    def __init__(self, path: Path, num_bytes: int) -> None:
+        self._plain = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
+        self._direct = _open_direct(path) if num_bytes >= DIRECT_FROM else None
+        self._bounce = threading.local()
+
+    def write(self, content: Any, place: int) -> None:
+        """Write the bytes of the buffer `content` from byte `place` on."""
+        rest = memoryview(content)
+        before = -place % ALIGN  # up to where a page of the file begins
+        direct = (len(rest) - before) // ALIGN * ALIGN
+        if self._direct is None or direct < SMALLEST:
+            self._write_plain(rest, place)
+            return
+        # A page that two pieces share is written plainly by both: the page cache joins them.
+        self._write_plain(rest[:before], place)
+        done = self._write_direct(rest[before : before + direct], place + before)
+        self._write_plain(rest[before + done :], place + before + done)
+
+    def sync(self) -> None:
+        os.fsync(self._plain)
+
+    def close(self) -> None:
+        for descriptor in (self._plain, self._direct):
+            if descriptor is not None:
+                os.close(descriptor)
+
+    def _write_plain(self, rest: memoryview, place: int) -> None:
+        while rest:
+            count = os.pwrite(self._plain, rest, place)
+            rest, place = rest[count:], place + count
+
+    def _write_direct(self, content: memoryview, place: int) -> int:
+        """Bytes written, a multiple of ALIGN; fewer than asked for where the disk wants no more."""
+        assert self._direct is not None
+        aligned = self._aligned_copy(content)
+        done = 0
+        while done < len(content):
+            try:
+                count = os.pwrite(self._direct, aligned[done : len(content)], place + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL:
+                    raise
+                break  # this disk wants other alignments: the rest is written plainly
+            done += count // ALIGN * ALIGN
+            if count % ALIGN:
+                break
+        return done
+
+    def _aligned_copy(self, content: memoryview) -> memoryview:
+        """`content` in memory that begins at a page, kept for this thread's next piece."""
+        memory = getattr(self._bounce, "memory", None)
+        if memory is None or len(memory) < len(content):
+            memory = self._bounce.memory = mmap.mmap(-1, len(content))
+        view = memoryview(memory)
+        view[: len(content)] = content
+        return view
