@@ -9,14 +9,21 @@ import torch
 
 from diffurefill.config import Phase, RunConfig, Source, UserError, load_preset
 from diffurefill.fleet import alone
-from diffurefill.fleet.alone import read_folder, train_alone
+from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
+from diffurefill.train.checkpoint import load_training_state
 from diffurefill.train.loop import Trainer
 from tests.tiny import tiny_config, write_corpus
 
 
 def quiet(line: str) -> None:
     pass
+
+
+def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
+    state = load_training_state(folder)
+    assert state is not None
+    return state.weights
 
 
 class Killed(BaseException):
@@ -61,8 +68,8 @@ def test_a_run_killed_and_resumed_equals_the_unbroken_one(
             train_alone(tmp_path / "broken", config, 12, quiet)
     monkeypatch.setattr(Trainer, "take_step", take_step)
     train_alone(tmp_path / "broken", config, 12, quiet)
-    whole, broken = read_folder(tmp_path / "whole"), read_folder(tmp_path / "broken")
-    assert all(torch.equal(w, broken.weights[name]) for name, w in whole.weights.items())
+    whole, broken = saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken")
+    assert all(torch.equal(w, broken[name]) for name, w in whole.items())
 
 
 def test_another_configuration_is_refused_and_named(tmp_path: Path) -> None:
@@ -84,7 +91,7 @@ def test_another_corpus_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_a_state_says_so(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("")
     with pytest.raises(UserError, match="no saved state"):
-        read_folder(tmp_path)
+        load(str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +158,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_saved(
 ) -> None:
     config = tiny_config(write_corpus(tmp_path))
     train_alone(tmp_path / "t", config, 4, quiet)
-    saved = read_folder(tmp_path / "t").weights
+    saved = saved_weights(tmp_path / "t")
     take_step = Trainer.take_step
 
     def spoilt(self: Trainer):
@@ -163,7 +170,7 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_saved(
     monkeypatch.setattr(Trainer, "take_step", spoilt)
     with pytest.raises(UserError, match=r"not finite at step 6, on rows from \{'cursor'"):
         train_alone(tmp_path / "t", config, 8, quiet)
-    after = read_folder(tmp_path / "t").weights
+    after = saved_weights(tmp_path / "t")
     assert all(torch.equal(w, after[name]) for name, w in saved.items())
     log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
     assert log[-1]["nonfinite_step"] == 6

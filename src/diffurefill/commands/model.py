@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional, UseAppendAction
@@ -12,8 +12,6 @@ from tyro.conf import Positional, UseAppendAction
 from diffurefill.commands.common import resolved, say
 from diffurefill.config import RunConfig, load_preset
 from diffurefill.store.base import open_store
-
-Weights = Literal["ema", "global"]
 
 
 @dataclass
@@ -66,10 +64,11 @@ class _Writing:
     """What generate and infill share."""
 
     model: Positional[str]
-    """A run's store, or a folder made by `train`."""
+    """A run's store, a folder made by `train` or `export`, or a hub id of either."""
     decode: str | None = None
     """A decode preset (decode-card, decode-left-to-right ...); the run's own by default."""
-    weights: Weights = "ema"
+    weights: str | None = None
+    """Of a run: ema (by default), global, swa, or last-3 for the mean of its last three globals."""
     seed: int = 0
     watch: bool = False
     """Show the canvas pass by pass."""

@@ -17,7 +17,7 @@ class Probe:
     """Fixed questions to one or more models: CE with stored masks, decoding accuracy."""
 
     models: Positional[tuple[str, ...]]
-    """Stores, or folders made by `train`. All others are compared with the first."""
+    """Stores, folders of `train` or `export`, hub ids. All others are compared with the first."""
     set: tuple[str, ...] = ()
     """Probe sets to ask (held_out, short, wiki ...); all that lie with the model by default."""
     probe: Path | None = None

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from diffurefill import config as configs
 from diffurefill.config import HELD_OUT, RunConfig, UserError
@@ -31,27 +29,8 @@ from diffurefill.train.metrics import plain
 LOG = "log.jsonl"
 
 
-@dataclass(frozen=True)
-class TrainFolder:
-    """What `generate` and `probe` read of a folder made by `train`."""
-
-    config: RunConfig
-    tokenizer_json: str
-    probe_path: Path
-    weights: dict[str, Tensor]
-
-
 def is_train_folder(folder: Path) -> bool:
     return (folder / records.CONFIG).is_file()
-
-
-def read_folder(folder: Path) -> TrainFolder:
-    state = load_training_state(folder)
-    if state is None:
-        raise UserError(f"{folder} has no saved state yet: let `diffurefill train` save once")
-    config = configs.load_file(folder / records.CONFIG, RunConfig())
-    tokenizer = (folder / records.TOKENIZER).read_text("utf-8")
-    return TrainFolder(config, tokenizer, folder / records.PROBE, state.weights)
 
 
 def train_alone(

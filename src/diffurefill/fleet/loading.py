@@ -1,4 +1,4 @@
-"""A trained model ready to write or to be probed, from a run's store or a `train` folder."""
+"""A trained model ready to write or to be probed, from wherever found.py finds it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,12 @@ from diffurefill.evaluate.probes import (
     decoding_accuracy,
     held_out_ce,
 )
-from diffurefill.fleet import records
-from diffurefill.fleet.alone import is_train_folder, read_folder
-from diffurefill.fleet.averaging import FileAverager
-from diffurefill.fleet.run import Run, open_run
+from diffurefill.fleet.found import Found, find, found_in_run
+from diffurefill.fleet.run import Run
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.runtime import default_device
-from diffurefill.train.checkpoint import load_weights
+from diffurefill.train.checkpoint import load_weights, schema
+from diffurefill.train.tensorfile import require_schema, schema_of
 
 GAP = re.compile(r"\[MASK\*(\d+)\]")
 
@@ -45,11 +44,13 @@ class LoadedModel:
     tokenizer: Tokenizer
     config: RunConfig
     probes: dict[str, Probe]
-    """The run's probe sets, held-out first."""
+    """The run's probe sets, held-out first; none for imported weights."""
 
     @property
     def probe(self) -> Probe:
         """The held-out one."""
+        if not self.probes:
+            raise UserError(f"{self.name} came without held-out text: there is nothing to probe on")
         return self.probes[HELD_OUT]
 
     @property
@@ -182,38 +183,34 @@ def left_to_right(stages: Sequence[Stage] | None) -> LeftToRight:
     return LeftToRight(temperature=first, min_p=can.min_p)
 
 
-def load(where: str, weights: str = "ema") -> LoadedModel:
-    """The newest model at `where`: a run's store (EMA or `weights="global"`) or a train folder."""
-    if is_train_folder(Path(where)):
-        found = read_folder(Path(where))
-        return _loaded(where, found.weights, found.tokenizer_json, found.config, found.probe_path)
+def load(where: str, weights: str | None = None) -> LoadedModel:
+    """The model at `where`: a run's store, a folder of `train`, an exported folder or hub id.
+
+    `weights` (ema, global, swa, last-3 ...) chooses among a run's; None takes its newest EMA.
+    Raises UserError where there is no model, or not these weights.
+    """
     with tempfile.TemporaryDirectory() as cache:
-        return load_from_run(open_run(where, Path(cache)), weights)
+        return build(find(where, weights, Path(cache)))
 
 
-def load_from_run(run: Run, weights: str) -> LoadedModel:
-    """The run's newest weights of the kind: `global`, `ema` or `swa`; the global where no such
-    average has been published yet."""
-    snapshot = run.snapshot()
-    average = {"ema": snapshot.state.ema, "swa": snapshot.state.swa}.get(weights)
-    if average is not None:
-        path = run.fetch(average.ref)
-    else:
-        path = run.fetch_global(snapshot, FileAverager().apply_update)
-    name = f"{'global' if average is None else weights}, generation {snapshot.state.gen}"
-    probe = run.fetch(snapshot.version.ref(records.PROBE))
-    return _loaded(name, load_weights(path), run.tokenizer_json, run.config, probe)
+def load_from_run(run: Run, weights: str | None) -> LoadedModel:
+    return build(found_in_run(run, weights))
 
 
-def _loaded(
-    name: str,
-    weights: dict[str, torch.Tensor],
-    tokenizer_json: str,
-    config: RunConfig,
-    probe: Path,
-) -> LoadedModel:
-    denoiser = Denoiser(config.model)
-    denoiser.load_state_dict(weights)
-    denoiser = denoiser.to(default_device()).eval()
-    tokenizer = Tokenizer.from_json(tokenizer_json)
-    return LoadedModel(name, denoiser, tokenizer, config, load_probes(probe))
+def build(found: Found, device: torch.device | None = None) -> LoadedModel:
+    """The model of files that were found; UserError where they do not belong together."""
+    config, tokenizer = found.config.model, found.tokenizer
+    tokenizer.require_fits(config.vocab_size)
+    with torch.device("meta"):
+        expected = schema_of(Denoiser(config).state_dict())
+    try:
+        require_schema(schema(found.weights), expected, found.name)
+    except ValueError as error:
+        raise UserError(
+            f"the weights are of another model than the configuration ({error})"
+        ) from None
+    denoiser = Denoiser(config)
+    denoiser.load_state_dict(load_weights(found.weights))
+    denoiser = denoiser.to(device or default_device()).eval()
+    probes = {} if found.probe is None else load_probes(found.probe, tokenizer.vocabulary_digest)
+    return LoadedModel(found.name, denoiser, tokenizer, found.config, probes)

@@ -10,9 +10,8 @@ from pathlib import Path
 from diffurefill.config import UserError
 from diffurefill.evaluate.probe_sets import Probes, load_probes
 from diffurefill.evaluate.scores import Scores, require_same_probes, score
-from diffurefill.fleet.alone import is_train_folder
-from diffurefill.fleet.loading import LoadedModel, load, load_from_run
-from diffurefill.fleet.run import Run, open_run
+from diffurefill.fleet.found import find_each
+from diffurefill.fleet.loading import LoadedModel, build
 
 KINDS = ("global", "ema", "swa")
 
@@ -33,7 +32,7 @@ def score_models(
     """The scores of every model at `places`, each as soon as it is known. Raises UserError at the
     first whose probes are not those of the first model."""
     if not places:
-        raise UserError("name at least one run or train folder to probe")
+        raise UserError("name at least one model to probe: a run, a folder or a hub id")
     first: Scores | None = None
     for where in places:
         for model in models_at(where, weights):
@@ -45,22 +44,13 @@ def score_models(
 
 
 def models_at(where: str, weights: Sequence[str] = KINDS) -> Iterator[LoadedModel]:
-    """The model of a train folder, or of a run those of `weights` that it has."""
-    if is_train_folder(Path(where)):
-        yield load(where)
-        return
+    """Of a run those of `weights` that it has; of anything else the one model that it holds."""
     with tempfile.TemporaryDirectory() as cache:
-        run = open_run(where, Path(cache))
-        kinds = [kind for kind in weights if has_weights(run, kind)]
-        if not kinds:
+        found = find_each(where, weights, Path(cache))
+        if not found:
             raise UserError(f"{where} has no {' or '.join(weights)} yet")
-        for kind in kinds:
-            yield load_from_run(run, kind)
-
-
-def has_weights(run: Run, kind: str) -> bool:
-    state = run.snapshot().state
-    return kind == "global" or {"ema": state.ema, "swa": state.swa}[kind] is not None
+        for each in found:
+            yield build(each)
 
 
 def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
@@ -80,6 +70,8 @@ def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
     probes: Probes = model.probes
     if asked.probe_file is not None:
         probes = load_probes(asked.probe_file, model.tokenizer.vocabulary_digest)
+    if not probes:
+        raise UserError(f"{name} came without probes: give a file of them (--probe)")
     missing = [set_name for set_name in asked.sets if set_name not in probes]
     if missing:
         raise UserError(

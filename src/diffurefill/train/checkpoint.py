@@ -116,6 +116,18 @@ def load_training_state(folder: Path) -> TrainingState | None:
     return TrainingState(weights, _unpack(structure, tensors), meta)
 
 
+def newest_weights(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The weights file of the last complete state, and its meta; None when nothing is saved."""
+    number = _current_number(folder)
+    if number is None:
+        return None
+    source = _state_folder(folder, number)
+    try:
+        return source / "weights.safetensors", json.loads((source / "meta.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{source} is damaged ({error})") from None
+
+
 def _state_folder(folder: Path, number: int) -> Path:
     return folder / f"state-{number:08d}"
 

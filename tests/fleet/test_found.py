@@ -1,0 +1,106 @@
+"""What may be named as a model: told apart, chosen among a run's weights, refused with words."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffurefill.config import UserError
+from diffurefill.fleet.alone import train_alone
+from diffurefill.fleet.loading import load
+from diffurefill.fleet.probing import models_at
+from diffurefill.store.base import MAIN
+from diffurefill.store.folder import FolderStore
+from diffurefill.train.checkpoint import load_weights
+from tests.release.runs import run_config, tiny_run
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("found")
+
+
+@pytest.fixture(scope="module")
+def run(work: Path) -> str:
+    return tiny_run(work)
+
+
+def published(work: Path, gen: int) -> dict[str, torch.Tensor]:
+    return load_weights(work / "work" / f"global-{gen}.safetensors")
+
+
+def assert_weights(where: str, kind: str | None, expected: dict[str, torch.Tensor]) -> None:
+    found = load(where, kind).denoiser.state_dict()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name].cpu(), tensor, rtol=0, atol=1e-6)
+
+
+def mean(work: Path, *gens: int) -> dict[str, torch.Tensor]:
+    globals_ = [published(work, gen) for gen in gens]
+    return {name: torch.stack([g[name] for g in globals_]).mean(0) for name in globals_[0]}
+
+
+def test_the_kinds_of_weights_are_what_their_names_say(run: str, work: Path) -> None:
+    assert_weights(run, "global", published(work, 4))
+    assert_weights(run, "swa", mean(work, 3, 4))
+    assert_weights(run, "last-3", mean(work, 2, 3, 4))
+    ema = published(work, 1)
+    for gen in (2, 3, 4):
+        ema = {name: 0.5 * t + 0.5 * published(work, gen)[name] for name, t in ema.items()}
+    assert_weights(run, "ema", ema)
+    assert_weights(run, None, ema)
+    assert load(run, "last-3").name == "last-3, generation 4 (globals 4, 3, 2)"
+
+
+def test_compaction_leaves_snapshots_for_the_last_k(tmp_path: Path) -> None:
+    run = tiny_run(tmp_path)
+    store = FolderStore(Path(run), create=False)
+    store.grace_seconds = 0.0
+    head = store.head(MAIN)
+    assert head is not None
+    store.compact(MAIN, head)
+    assert load(run, "last-2").name.endswith("(globals 4, 2)")
+    with pytest.raises(UserError, match=r"of its globals 2 are kept \(4, 2\), last-3 needs 3"):
+        load(run, "last-3")
+
+
+def test_weights_that_a_run_does_not_have(run: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no weights 'best-3': ask for ema, global, swa"):
+        load(run, "best-3")
+    with pytest.raises(UserError, match="last-9 needs 9"):
+        load(run, "last-9")
+    bare = tiny_run(tmp_path, averages=False)
+    assert load(bare).name == "global, generation 4"
+    with pytest.raises(UserError, match="no EMA has been published yet"):
+        load(bare, "ema")
+    with pytest.raises(UserError, match=r"no SWA is kept; fleet\.swa_from_step"):
+        load(bare, "swa")
+    assert [m.name.split(",")[0] for m in models_at(bare)] == ["global"]
+
+
+def test_a_train_folder_has_one_set_of_weights(tmp_path: Path) -> None:
+    train_alone(tmp_path / "t", run_config(tmp_path), 4, lambda line: None)
+    folder = str(tmp_path / "t")
+    assert load(folder).name == folder
+    assert len(list(models_at(folder))) == 1
+    with pytest.raises(UserError, match="leave out --weights"):
+        load(folder, "ema")
+
+
+def test_a_folder_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(UserError, match="diffurefill init"):
+        load(str(tmp_path))
+
+
+def test_weights_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    train_alone(tmp_path / "t", config, 4, lambda line: None)
+    path = tmp_path / "t" / "config.toml"
+    text = path.read_text()
+    path.write_text(text.replace("vocab_size = 384", "vocab_size = 400"))
+    with pytest.raises(UserError, match="another model than the configuration"):
+        load(str(tmp_path / "t"))
+    path.write_text(text.replace("vocab_size = 384", "vocab_size = 300"))
+    with pytest.raises(UserError, match="is too small"):
+        load(str(tmp_path / "t"))
