@@ -16,7 +16,7 @@ from diffurefill.data.packing import PackingCounts
 from diffurefill.optim import loss_scale
 from diffurefill.optim.loss_scale import LossScale
 from diffurefill.runtime import training_dtype
-from diffurefill.train import step as step_room
+from diffurefill.train import gradients
 from diffurefill.train.metrics import IntervalMetrics
 
 from .test_step import CONFIG, B, build, rows, step
@@ -92,7 +92,7 @@ def test_bf16_steps_stay_near_those_in_fp32() -> None:
 @pytest.fixture
 def in_float16(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU computes in float16 too, only slowly: enough to see the scaling."""
-    monkeypatch.setattr(step_room, "training_dtype", lambda *_: torch.float16)
+    monkeypatch.setattr(gradients, "training_dtype", lambda *_: torch.float16)
 
 
 @pytest.mark.usefixtures("in_float16")

@@ -76,7 +76,7 @@ def test_a_real_step_is_timed_in_all_its_parts_and_ends_the_same() -> None:
             step()
         assert parts.backends == {"sdpa": 2}
         assert "step" not in vars(optimizer)
-        assert not model._forward_pre_hooks
+        assert not model.embedding._forward_pre_hooks
         assert not model.final_norm._forward_pre_hooks
         return model.state_dict(), parts.seconds
 
@@ -113,7 +113,7 @@ def test_an_error_in_a_step_leaves_nothing_behind() -> None:
     with pytest.raises(ZeroDivisionError), timed_parts(model, optimizer, CPU):
         raise ZeroDivisionError
     assert (Loader.__next__, torch.autograd.backward, torch.nn.utils.clip_grad_norm_) == before
-    assert not model._forward_pre_hooks
+    assert not model.embedding._forward_pre_hooks
 
 
 def test_rows_are_kept_while_asked_for() -> None:

@@ -62,20 +62,31 @@ class Denoiser(nn.Module):
         that matter.
         cache: the past of a causal model, which `canvas` continues; it takes these tokens in.
         """
+        wanted = None  # (N,) of B * T
+        if at is not None:
+            # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
+            wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
+        return F.linear(self.hidden(canvas, doc_ids, wanted, cache), self.embedding.weight)
+
+    def hidden(
+        self,
+        canvas: Tensor,
+        doc_ids: Tensor | None = None,
+        wanted: Tensor | None = None,
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """What the head turns into logits, normed: (B, T, D), or (N, D) at `wanted`, indices into
+        the B * T positions, where the canvas is."""
         x = self.embedding(canvas)  # (B, T, D)
         if torch.is_autocast_enabled(x.device.type):
             # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         rotary, pasts = self._mixing(canvas, doc_ids, cache)
-        wanted = None  # (N,) of B * T
-        if at is not None:
-            # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
-            wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
         *blocks, last_block = self.blocks
         for block, segments in zip(blocks, pasts, strict=False):
             x = block(x, rotary, segments)
         x = last_block(x, rotary, pasts[-1], wanted)  # (B, T, D) or (N, D)
-        return F.linear(self.final_norm(x), self.embedding.weight)
+        return self.final_norm(x)
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:

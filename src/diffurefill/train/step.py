@@ -8,7 +8,6 @@ of micro-batches changes memory and speed, never the result (spec algorithms 1.5
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,12 +17,12 @@ from diffurefill.config import RunConfig
 from diffurefill.data.packing import Rows
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.objective.corruption import Corrupted, Key, corrupt
-from diffurefill.objective.loss import masked_cross_entropy, token_weights
+from diffurefill.objective.loss import token_weights
 from diffurefill.objective.next_token import next_token
 from diffurefill.optim.adamw import RunOptimizer
 from diffurefill.optim.loss_scale import LossScale
 from diffurefill.optim.schedule import learning_rate
-from diffurefill.runtime import training_dtype
+from diffurefill.train.gradients import accumulate, arithmetic_of
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,8 @@ def train_step(
 
     A causal model is the autoregressive twin: it learns every next token of the same rows.
     """
-    device = model.embedding.weight.device
-    dtype = training_dtype(device, config.train.precision)
-    scale = _loss_scale(optimizer, dtype)
+    how = arithmetic_of(model.embedding.weight.device, config.train)
+    scale = _loss_scale(optimizer, how.dtype)
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
     corrupted = (
         next_token(rows)
@@ -101,29 +99,8 @@ def train_step(
     weights = weights * scale.value if scale else weights
     doc_ids = torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
-    loss, part_ce = torch.zeros((), device=device), torch.zeros(len(corrupted.t), device=device)
-    # One context for them all: it keeps the weights' 16-bit copies, cast once a step.
-    with _autocast(device, dtype):
-        for part in torch.arange(len(doc_ids)).split(config.train.micro_batch_rows):
-            at = corrupted.is_masked[part]
-            if not at.any():
-                continue
-            canvas, targets, weight, parts = (
-                x.to(device, non_blocking=True)
-                for x in (
-                    corrupted.canvas[part],
-                    corrupted.targets[part][at],
-                    weights[part][at],
-                    corrupted.parts[part][at],
-                )
-            )
-            # Documents and positions stay on the CPU: what is counted there needs no waiting.
-            logits = model(canvas, doc_ids[part], at)
-            part_loss, ce = masked_cross_entropy(logits, targets, weight)
-            with _autocast(device, None):
-                part_loss.backward()
-            loss += part_loss.detach()
-            part_ce.index_add_(0, parts, ce)
+    rows_at_once = config.train.micro_batch_rows
+    loss, part_ce = accumulate(model, how, corrupted, doc_ids, weights, rows_at_once)
     # 3. clip and update
     if scale:
         loss /= scale.value
@@ -140,13 +117,6 @@ def train_step(
     return StepResult(loss, grad_norm, part_ce, corrupted, rate, num_tokens, used, is_skipped)
 
 
-def _autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    """`dtype` None: as it is, and not in 16 bit inside of such a context."""
-    if dtype is None and not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-
-
 def _loss_scale(optimizer: RunOptimizer, dtype: torch.dtype | None) -> LossScale | None:
     """The factor that the run has come to; None where gradients need none."""
     if dtype != torch.float16:
@@ -157,7 +127,8 @@ def _loss_scale(optimizer: RunOptimizer, dtype: torch.dtype | None) -> LossScale
 
 def _divide_gradients(model: nn.Module, by: float) -> None:
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    torch._foreach_mul_(gradients, 1.0 / by)
+    if gradients:  # none where nothing was masked
+        torch._foreach_mul_(gradients, 1.0 / by)
 
 
 def _overflowed(scale: LossScale, loss: Tensor, grad_norm: Tensor) -> bool:

@@ -105,7 +105,7 @@ def timed_parts(
         for owner, name, wrap in replace:
             stack.enter_context(_replaced(owner, name, wrap))
         # The head ends where backward begins: the loss is outside of the model.
-        for module, part in ((model, "blocks"), (model.final_norm, "head_loss")):
+        for module, part in ((model.embedding, "blocks"), (model.final_norm, "head_loss")):
             hook = module.register_forward_pre_hook(lambda *_, part=part: _begin(parts, part))
             stack.callback(hook.remove)
         parts.switch("rest")
