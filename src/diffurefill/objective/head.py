@@ -72,12 +72,12 @@ class _Chunked(torch.autograd.Function):
         return (weights * ce).sum(), ce
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         # Scaled where they lie, so they serve once: a second backward finds nothing.
         grad_hidden, grad_head = ctx.gradients
         del ctx.gradients
-        return grad_hidden.mul_(grad), grad_head.mul_(grad), None, None, None, None
+        scale = grad_outputs[0]
+        return grad_hidden.mul_(scale), grad_head.mul_(scale), None, None, None, None
 
 
 def _chunk(
