@@ -23,6 +23,7 @@ from diffurefill.commands.data import Inspect, Pack, Preview
 from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
+from diffurefill.commands.pilot import BenchPilot
 from diffurefill.commands.probe import Probe
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
@@ -49,6 +50,7 @@ COMMANDS: dict[str, type[Any]] = {
     "data collocations": Collocations,
     "data facts": Facts,
     "bench train": BenchTrain,
+    "bench pilot": BenchPilot,
 }
 """A command of two words belongs to the group that the first one names."""
 

@@ -13,6 +13,7 @@ from diffurefill.evaluate.statistics import (
     holm,
     mcnemar,
     paired_difference,
+    pooled_items,
     proportion,
 )
 
@@ -100,3 +101,22 @@ def test_holm_keeps_the_order_and_never_lets_a_weaker_one_pass_first() -> None:
 def test_what_cannot_be_compared_is_refused(call) -> None:
     with pytest.raises(UserError):
         call()
+
+
+def test_the_items_of_a_pooled_ratio_have_it_as_their_mean_and_its_interval() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(0, 40, 400).astype(float)
+    sums = 3.0 * counts + rng.normal(size=400) * np.sqrt(counts)
+    items = pooled_items(sums, counts)
+    assert items.mean() == pytest.approx(sums.sum() / counts.sum())
+    found = bootstrap_mean(items)
+    index = rng.integers(0, 400, (4000, 400))
+    low, high = np.quantile(sums[index].sum(1) / counts[index].sum(1), [0.025, 0.975])
+    assert (found.low, found.high) == pytest.approx((low, high), abs=0.1 * (high - low))
+    same = paired_difference(items, pooled_items(sums, counts))
+    assert (same.low, same.mean, same.high) == (0, 0, 0)
+
+
+def test_a_ratio_of_empty_items_is_refused() -> None:
+    with pytest.raises(UserError, match="every item is empty"):
+        pooled_items([0.0, 0.0], [0.0, 0.0])

@@ -96,6 +96,20 @@ def paired_difference(
     return bootstrap_mean(np.subtract(*_paired(a, b)), level=level, resamples=resamples, seed=seed)
 
 
+def pooled_items(sums: ArrayLike, counts: ArrayLike) -> NDArray[np.float64]:
+    """One value (N,) per item whose mean is the pooled ratio sum(sums) / sum(counts).
+
+    An item's value is the ratio, moved by what the item pulls it (the delta method): give the
+    values to `bootstrap_mean` for the ratio's interval, or those of two models on the same items to
+    `paired_difference`. An item with count 0 pulls nothing.
+    """
+    x, n = _paired(sums, counts)
+    if n.min() < 0 or n.sum() == 0:
+        raise UserError("nothing to divide by: every item is empty")
+    ratio = x.sum() / n.sum()
+    return ratio + (x - ratio * n) / n.mean()
+
+
 @dataclass(frozen=True)
 class McNemar:
     """Items that one model alone got right, and how likely so uneven a split is by chance."""

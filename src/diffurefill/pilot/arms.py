@@ -1,0 +1,105 @@
+"""What is compared: every way of writing the same continuations, as data.
+
+The ablations change one thing each in the tuned draft and refill. Source: the card's "Pilot
+results", spec algorithms 5.2-5.6.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from diffurefill.config import DRAFT, REFILL, Stage, UserError
+from diffurefill.decode.autoregressive import LeftToRight
+
+AR_REPAIR_ROUNDS = 8
+AS_IT_IS = LeftToRight()
+"""Temperature 1, no truncation: the model's own distribution."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One row of the table."""
+
+    name: str
+    title: str
+    writer: Literal["nobody", "ar", "diffusion", "diffusion, then ar"]
+    """`nobody`: the real text."""
+    stages: tuple[Stage, ...] = ()
+    """The denoiser's."""
+    how: LeftToRight = AS_IT_IS
+    """The twin's."""
+    repair_rounds: int = 0
+    repair_fraction: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def pilot_arms(tuned: tuple[Stage, ...]) -> list[Arm]:
+    """All rows; `tuned` is a draft and a refill. UserError for other decoders."""
+    if [stage.remask_fraction > 0 for stage in tuned] != [False, True]:
+        raise UserError("the pilot ablates one draft and one refill: give a preset of these two")
+    draft, refill = tuned
+    return [*_baselines(draft, refill), *_ablations(draft, refill), _ar_repair(draft)]
+
+
+def choose_arms(arms: list[Arm], names: tuple[str, ...]) -> list[Arm]:
+    """Those of the names, in the table's order; all where none is named."""
+    unknown = set(names) - {arm.name for arm in arms}
+    if unknown:
+        known = ", ".join(arm.name for arm in arms)
+        raise UserError(f"no arm {', '.join(sorted(unknown))}; there are {known}")
+    return [arm for arm in arms if not names or arm.name in names]
+
+
+def _baselines(draft: Stage, refill: Stage) -> list[Arm]:
+    truncated = LeftToRight(temperature=refill.temperature[1], min_p=refill.min_p)
+    long = replace(draft, num_passes=draft.num_passes + refill.num_passes)
+    return [
+        Arm(name="real", title="real text", writer="nobody"),
+        Arm(name="ar", title="autoregressive", writer="ar"),
+        Arm(
+            name="ar_truncated",
+            title="autoregressive, sampled as the refill",
+            writer="ar",
+            how=truncated,
+        ),
+        _diffusion("draft", "draft only", draft),
+        _diffusion("draft_long", "draft only, in as many calls as with refill", long),
+        _diffusion("card_draft", "draft only, the card's settings", DRAFT),
+        _diffusion("card", "draft + refill, the card's settings", DRAFT, REFILL),
+        _diffusion("tuned", "draft + refill, tuned", draft, refill),
+    ]
+
+
+def _ablations(draft: Stage, refill: Stage) -> list[Arm]:
+    as_draft = replace(refill, temperature=(draft.temperature[1],) * 2, min_p=draft.min_p)
+    as_refill = replace(draft, temperature=refill.temperature, min_p=refill.min_p)
+    no_ban = replace(draft, neighbour_ban=0.0), replace(refill, neighbour_ban=0.0)
+    no_gap = replace(draft, commit_gap=1), replace(refill, commit_gap=1)
+    quiet = replace(draft, order_noise=0.0)
+    return [
+        _diffusion("refill_4", "4 refill passes", draft, replace(refill, num_passes=4)),
+        _diffusion("refill_16", "16 refill passes", draft, replace(refill, num_passes=16)),
+        _diffusion("no_order_noise", "no Gumbel noise on the order", quiet, refill),
+        _diffusion("no_ban", "no neighbour ban", *no_ban),
+        _diffusion("no_gap", "no commit gap", *no_gap),
+        _diffusion("shared_draft", "refill sampled as the draft ends", draft, as_draft),
+        _diffusion("shared_refill", "draft sampled as the refill", as_refill, refill),
+    ]
+
+
+def _diffusion(name: str, title: str, *stages: Stage) -> Arm:
+    return Arm(name=name, title=title, writer="diffusion", stages=stages)
+
+
+def _ar_repair(draft: Stage) -> Arm:
+    return Arm(
+        name="ar_repair",
+        title="draft, repaired by the autoregressive model",
+        writer="diffusion, then ar",
+        stages=(draft,),
+        repair_rounds=AR_REPAIR_ROUNDS,
+        repair_fraction=REFILL.remask_fraction,
+    )
