@@ -104,7 +104,7 @@ def open_judge(where: str, device: torch.device | None = None) -> Judge:
     require_transformers("a judge")
     import transformers  # pyrefly: ignore[missing-import]
 
-    transformers.utils.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()
     name, place = where, str(packaged_gguf()) if where == PACKAGED_JUDGE else where
     options: dict[str, Any] = {}
     if place.endswith(".gguf"):
