@@ -24,7 +24,7 @@ from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
 from diffurefill.commands.pilot import BenchPilot
-from diffurefill.commands.probe import Probe
+from diffurefill.commands.probe import Probe, ProbeFacts
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
 from diffurefill.store.base import Denied, StoreError
@@ -43,6 +43,7 @@ COMMANDS: dict[str, type[Any]] = {
     "generate": Generate,
     "infill": Infill,
     "probe": Probe,
+    "probe facts": ProbeFacts,
     "doctor": Doctor,
     "data inspect": Inspect,
     "data preview": Preview,
@@ -85,8 +86,9 @@ def _option(argv: Sequence[str], flag: str) -> str | None:
 
 def _command_name(argv: Sequence[str]) -> str:
     """The command that `argv` begins with, known or not."""
+    two = " ".join(argv[:2])
     is_group = any(name.startswith(f"{argv[0]} ") for name in COMMANDS)
-    return " ".join(argv[: 1 + is_group])
+    return two if two in COMMANDS or (is_group and argv[0] not in COMMANDS) else argv[0]
 
 
 def _title(command: type[Any]) -> str:

@@ -15,7 +15,7 @@ from diffurefill.fleet import records
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.create import create_run
 from diffurefill.fleet.probing import Asked, score_models
-from tests.tiny import tiny_config, write_corpus
+from tests.tiny import WORDS, tiny_config, write_corpus
 
 
 def quiet(line: str) -> None:
@@ -48,7 +48,7 @@ def test_the_first_model_is_what_the_others_are_compared_with(
     assert "held_out" in shown
     assert "decoding: pair" in shown
     assert "short: CE by mask rate" in shown
-    assert shown.count("[") == 4  # held_out, short, token, pair of b
+    assert shown.count("[") == 8  # held_out, short, token, pair of each
     assert main(["probe", a, b, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["model"], second["model"]) == (a, b)
@@ -118,3 +118,34 @@ def test_a_tokenizer_of_other_pieces_is_refused(folder: Path, tmp_path: Path) ->
     train_alone(tmp_path / "c", other, 1, quiet)
     with pytest.raises(UserError, match="another vocabulary"):
         list(score_models([str(tmp_path / "c")], Asked(probe_file=folder / "a" / records.PROBE)))
+
+
+def test_facts_are_made_from_popqa_and_asked(
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = [
+        {"subj": f"dog {n}", "prop": "color", "obj": w, "possible_answers": [w]}
+        for n, w in enumerate(WORDS * 6)
+    ]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    a, b, facts = str(folder / "a"), str(folder / "b"), str(tmp_path / "facts.jsonl")
+    made = ["probe", "facts", "--from", str(tmp_path / "q.jsonl"), "--to", facts]
+    assert main([*made, "--tokenizer", str(folder / "store")]) == 0
+    assert "facts: color" in capsys.readouterr().out
+    assert main(["probe", a, b, "--facts", facts]) == 0
+    shown = capsys.readouterr().out
+    assert "facts: choice" in shown
+    assert "choice by chance: 25%" in shown
+    assert main(["probe", a, b, "--facts", facts, "--json"]) == 0
+    second = json.loads(capsys.readouterr().out)[1]
+    num_facts = second["facts"]["num_facts"]
+    assert num_facts >= 35
+    assert second["against_first"]["fact_nll"]["num_items"] == num_facts
+    assert main(["probe", a, "--facts", str(tmp_path / "q.jsonl")]) == 2
+    assert "is not a fact probe" in capsys.readouterr().err
+    nowhere = ["--to", str(tmp_path / "no" / "facts.jsonl"), "--tokenizer", a]
+    assert main(["probe", "facts", "--from", str(tmp_path / "q.jsonl"), *nowhere]) == 2

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
-from diffurefill.commands.common import progress
+from diffurefill.commands.common import progress, say
+from diffurefill.config import UserError
 
 
 @dataclass
 class Probe:
-    """Fixed questions to one or more models: CE with stored masks, decoding accuracy."""
+    """Fixed questions to one or more models: CE with stored masks, decoding accuracy, facts."""
 
     models: Positional[tuple[str, ...]]
     """Stores, folders of `train` or `export`, hub ids. All others are compared with the first."""
@@ -22,6 +24,8 @@ class Probe:
     """Probe sets to ask (held_out, short, wiki ...); all that lie with the model by default."""
     probe: Path | None = None
     """A probe file (probe.safetensors) for all models, instead of each one's own."""
+    facts: Path | None = None
+    """A fact probe, made by `diffurefill probe facts`."""
     weights: tuple[Literal["global", "ema", "swa"], ...] = ("global", "ema", "swa")
     """Which weights of a run to ask, where it has them."""
     json: bool = False
@@ -30,7 +34,7 @@ class Probe:
     def run(self) -> int:
         from diffurefill.fleet.probing import Asked, score_models
 
-        asked = Asked(self.set, self.probe)
+        asked = Asked(self.set, self.probe, self.facts)
         scores = []
         for found in score_models(self.models, asked, self.weights):
             progress(f"probed {found.model}")
@@ -60,3 +64,37 @@ class Probe:
         ]
         json.dump(records, sys.stdout)
         print()
+
+
+@dataclass(kw_only=True)
+class ProbeFacts:
+    """Make the fact probe of a tokenizer from PopQA: sentences, answers, wrong answers."""
+
+    questions: Annotated[Path, tyro.conf.arg(name="from")]
+    """PopQA's popQA.tsv (github.com/AlexTMallen/adaptive-retrieval), or JSONL with its columns."""
+    to: Path
+    """The fact probe to write, JSONL."""
+    tokenizer: str
+    """A run's store, a model's folder, or a tokenizer as data.tokenizer names it."""
+    num_facts: int = 1050
+    """As many from each relation as there are, up to an equal share."""
+    seed: int = 0
+
+    def run(self) -> int:
+        from diffurefill.evaluate.facts.build import build_fact_probe
+        from diffurefill.evaluate.facts.popqa import read_questions
+        from diffurefill.fleet.probing import tokenizer_at
+
+        if not self.to.parent.is_dir():
+            raise UserError(f"no such folder: {self.to.parent}; make it, or name another --to")
+        questions = read_questions(self.questions)
+        probe, left_out = build_fact_probe(
+            questions, tokenizer_at(self.tokenizer), num_facts=self.num_facts, seed=self.seed
+        )
+        about = {"source": self.questions.name, "questions": len(questions), "seed": self.seed}
+        probe.save(self.to, {**about, "left_out": left_out})
+        relations = ", ".join(f"{name} {count}" for name, count in probe.by_relation().items())
+        say(f"facts: {relations}")
+        say(f"left out: {', '.join(f'{n} {k}' for n, k in left_out.items())}")
+        say(f"{len(probe.facts):,} facts in {self.to}, version {probe.digest}")
+        return 0

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from diffurefill.evaluate.scores import Scores, differences
+from diffurefill.evaluate.facts.probe import CHANCE
+from diffurefill.evaluate.scores import Scores, differences, own_intervals
 from diffurefill.evaluate.statistics import Interval
 
-CAPTION = (
-    "Below each figure: what it is above the first model's, with the 95% bootstrap interval over "
-    "the same items; * where that leaves out 0."
+CAPTION = "Below each figure: its 95% bootstrap interval over rows or facts."
+CAPTION_OF_SEVERAL = (
+    "Below the first model's figures: their 95% bootstrap intervals over rows or facts. Below the "
+    "others': what they are above the first's, item by item; * where the interval leaves out 0."
 )
+
+OTHERS = {
+    "token": ("decoding: token", ".1%"),
+    "pair": ("decoding: pair", ".1%"),
+    "fact_choice": ("facts: choice", ".1%"),
+    "fact_nll": ("facts: NLL", ".3f"),
+    "fact_exact": ("facts: exact", ".1%"),
+    "fact_contained": ("facts: contained", ".1%"),
+}
+"""Columns beside the probe sets: heading and format."""
 
 
 def score_tables(scores: Sequence[Scores]) -> list[Table]:
-    """One table of all models, and held-out CE by mask rate."""
-    return [_models(scores), *_rates(scores)]
+    """One table of all models; CE by mask rate; facts by relation."""
+    with_facts = [found for found in scores if found.facts is not None]
+    relations = [_relations(with_facts)] if with_facts else []
+    return [_models(scores), *_rates(scores), *relations]
 
 
 def _models(scores: Sequence[Scores]) -> Table:
@@ -26,20 +40,22 @@ def _models(scores: Sequence[Scores]) -> Table:
     probes = ", ".join(f"{name} {digests[name]}" for name in sets)
     table = Table(
         title=f"CE in nats per masked token, decoding accuracy\nprobes: {probes}",
-        caption=CAPTION if len(scores) > 1 else None,
+        caption=CAPTION_OF_SEVERAL if len(scores) > 1 else CAPTION,
         show_lines=len(scores) > 1,
     )
     table.add_column("model", overflow="fold")
-    columns = {**dict.fromkeys(sets, ".4f"), "token": ".1%", "pair": ".1%"}
-    headings = {"token": "decoding: token", "pair": "decoding: pair"}
+    columns = {**dict.fromkeys(sets, ".4f"), **{name: spec for name, (_, spec) in OTHERS.items()}}
+    headings = {name: heading for name, (heading, _) in OTHERS.items()}
     present = {name for found in scores for name in found.values()}
     for name in columns:
         if name in present:
             table.add_column(headings.get(name, name), justify="right")
     for found in scores:
-        against = differences(found, scores[0]) if found is not scores[0] else {}
+        is_first = found is scores[0]
+        intervals = own_intervals(found) if is_first else differences(found, scores[0])
+        values = found.values()
         cells = (
-            _cell(found.values(), against, name, spec)
+            _cell(values.get(name), intervals.get(name), spec, is_first)
             for name, spec in columns.items()
             if name in present
         )
@@ -48,15 +64,18 @@ def _models(scores: Sequence[Scores]) -> Table:
 
 
 def _cell(
-    values: Mapping[str, Sequence[float]], against: Mapping[str, Interval], name: str, spec: str
+    values: Sequence[float] | None, interval: Interval | None, spec: str, is_first: bool
 ) -> str:
-    if name not in values:
+    """A figure, and below it its own interval or its difference from the first model's."""
+    if values is None:
         return "-"
-    lines = [format(sum(values[name]) / len(values[name]), spec)]
-    if name in against:
-        d = against[name]
-        star = "" if 0.0 in d else " *"
-        lines += [f"{d.mean:+{spec}}{star}", f"[{d.low:+{spec}}, {d.high:+{spec}}]"]
+    lines = [format(sum(values) / len(values), spec)]
+    if interval is not None and is_first:
+        lines.append(f"[{interval.low:{spec}}, {interval.high:{spec}}]")
+    elif interval is not None:
+        star = "" if 0.0 in interval else " *"
+        lines.append(f"{interval.mean:+{spec}}{star}")
+        lines.append(f"[{interval.low:+{spec}}, {interval.high:+{spec}}]")
     return "\n".join(lines)
 
 
@@ -71,3 +90,21 @@ def _rates(scores: Sequence[Scores]) -> Iterable[Table]:
         for found in having:
             table.add_row(found.model, *(f"{ce:.4f}" for ce in found.sets[name].by_rate.values()))
         yield table
+
+
+def _relations(scores: Sequence[Scores]) -> Table:
+    """Choice and NLL by relation."""
+    found = [f.facts for f in scores if f.facts is not None]
+    table = Table(
+        title=f"facts {found[0].probe}: choice / nats per answer token",
+        caption=f"choice by chance: {CHANCE:.0%}",
+    )
+    table.add_column("relation")
+    table.add_column("facts", justify="right")
+    for one in scores:
+        table.add_column(one.model, justify="right", overflow="fold")
+    by_relation = [facts.by_relation() for facts in found]
+    for relation, about in by_relation[0].items():
+        cells = (f"{by[relation]['choice']:.1%} / {by[relation]['nll']:.2f}" for by in by_relation)
+        table.add_row(relation, f"{about['facts']:.0f}", *cells)
+    return table

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from diffurefill.config import HELD_OUT, UserError
 from diffurefill.decode.canvas import Specials
+from diffurefill.evaluate.facts.probe import FactProbe
+from diffurefill.evaluate.facts.score import Decode, FactScores, score_facts
 from diffurefill.evaluate.probe_sets import Probes
 from diffurefill.evaluate.probes import (
     DecodingAccuracy,
@@ -20,7 +22,7 @@ from diffurefill.evaluate.probes import (
     is_causal,
     row_values,
 )
-from diffurefill.evaluate.statistics import Interval, paired_difference
+from diffurefill.evaluate.statistics import Interval, bootstrap_mean, paired_difference
 
 Denoiser = Callable[..., Tensor]
 
@@ -32,13 +34,15 @@ class Scores:
     model: str
     sets: Mapping[str, HeldOut]
     decoding: DecodingAccuracy | None
-    """None for the autoregressive twin, which fills no gaps."""
+    """None for the autoregressive twin, which fills no gaps, and so are `facts`."""
+    facts: FactScores | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "sets": {name: found.to_json() for name, found in self.sets.items()},
             "decoding_accuracy": self.decoding and self.decoding.to_json(),
+            "facts": self.facts and self.facts.to_json(),
         }
 
     def values(self) -> dict[str, list[float]]:
@@ -47,6 +51,8 @@ class Scores:
         if self.decoding is not None:
             values["token"] = row_values(self.decoding.token_rows)
             values["pair"] = row_values(self.decoding.pair_rows)
+        if self.facts is not None:
+            values |= {f"fact_{name}": items for name, items in self.facts.values().items()}
         return values
 
 
@@ -58,9 +64,12 @@ def score(
     specials: Specials,
     device: torch.device,
     decoding_passes: int,
+    decode: Decode,
+    facts: FactProbe | None = None,
 ) -> Scores:
     """Every figure of one model. Decoding accuracy is of the held-out rows, where they are asked
-    for. Raises UserError where the model gives numbers that are not finite."""
+    for; `decode` turns ids from inside a text into text. Raises UserError where the model gives
+    numbers that are not finite."""
     mask_id = specials.mask_id
     sets = {
         set_name: held_out_ce(denoiser, probe, mask_id=mask_id, device=device)
@@ -72,8 +81,10 @@ def score(
             f"{name}: the CE on {', '.join(not_finite)} is not a finite number: its weights are "
             "damaged, or training had gone astray before they were saved; take earlier ones"
         )
-    decoding = None
-    if HELD_OUT in probes and not is_causal(denoiser):
+    if is_causal(denoiser):
+        return Scores(name, sets, None)
+    decoding = found = None
+    if HELD_OUT in probes:
         decoding = decoding_accuracy(
             denoiser,
             probes[HELD_OUT],
@@ -81,7 +92,14 @@ def score(
             device=device,
             num_passes=decoding_passes,
         )
-    return Scores(name, sets, decoding)
+    if facts is not None:
+        found = score_facts(denoiser, facts, specials=specials, device=device, decode=decode)
+    return Scores(name, sets, decoding, found)
+
+
+def own_intervals(found: Scores) -> dict[str, Interval]:
+    """Each figure with its bootstrap interval over rows or facts."""
+    return {name: bootstrap_mean(values) for name, values in found.values().items()}
 
 
 def differences(found: Scores, first: Scores) -> dict[str, Interval]:

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from diffurefill.config import UserError
+from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer
+from diffurefill.evaluate.facts.probe import load_fact_probe
 from diffurefill.evaluate.probe_sets import Probes, load_probes
 from diffurefill.evaluate.scores import Scores, require_same_probes, score
 from diffurefill.fleet.found import find_each
 from diffurefill.fleet.loading import LoadedModel, build
+from diffurefill.fleet.run import open_run
 
 KINDS = ("global", "ema", "swa")
 
@@ -24,6 +27,8 @@ class Asked:
     """Names of probe sets; all that a model has where empty."""
     probe_file: Path | None = None
     """Probes for every model instead of its own."""
+    facts_file: Path | None = None
+    """A fact probe."""
 
 
 def score_models(
@@ -54,6 +59,10 @@ def models_at(where: str, weights: Sequence[str] = KINDS) -> Iterator[LoadedMode
 
 
 def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
+    """Raises UserError where a probe is of another vocabulary than the model's."""
+    facts = None
+    if asked.facts_file is not None:
+        facts = load_fact_probe(asked.facts_file, model.tokenizer.vocabulary_digest)
     return score(
         name,
         model.denoiser,
@@ -61,6 +70,8 @@ def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
         specials=model.specials,
         device=model.device,
         decoding_passes=model.config.probe.decoding_passes,
+        decode=model.tokenizer.decode_inner,
+        facts=facts,
     )
 
 
@@ -70,7 +81,7 @@ def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
     probes: Probes = model.probes
     if asked.probe_file is not None:
         probes = load_probes(asked.probe_file, model.tokenizer.vocabulary_digest)
-    if not probes:
+    if not probes and (asked.sets or asked.facts_file is None):
         raise UserError(f"{name} came without probes: give a file of them (--probe)")
     missing = [set_name for set_name in asked.sets if set_name not in probes]
     if missing:
@@ -78,3 +89,14 @@ def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
             f"{name} has no probe set {', '.join(missing)}: there are {', '.join(probes)}"
         )
     return {set_name: probes[set_name] for set_name in asked.sets or probes}
+
+
+def tokenizer_at(where: str) -> Tokenizer:
+    """The tokenizer of a run, of a model's folder, or one that `data.tokenizer` could name."""
+    path = Path(where)
+    is_bucket = where.startswith(("s3://", "gs://", "az://", "hf://buckets/"))
+    is_bare = path.is_dir() and not any(path.glob("tokenizer.*"))
+    if not (is_bucket or is_bare):
+        return load_tokenizer(where)
+    with tempfile.TemporaryDirectory() as cache:
+        return Tokenizer.from_json(open_run(where, Path(cache)).tokenizer_json)

@@ -1,0 +1,1 @@
+"""The fact probe: PopQA as plain sentences whose answer is hidden."""
