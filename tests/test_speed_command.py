@@ -1,0 +1,54 @@
+"""`diffurefill bench speed` on a tiny model: what is shown and refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from diffurefill.commands.speed import HF_SAME, BenchSpeed
+from diffurefill.config import ModelConfig, RunConfig, UserError
+
+SMALL = RunConfig(model=ModelConfig(vocab_size=40, width=16, layers=1, heads=2, ffn_width=16))
+
+
+def test_json_has_the_figures_and_they_agree(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    bench = BenchSpeed(
+        settings=SMALL, batches=(1, 2), num_tokens=16, repeats=1, warmups=0, json=True,
+        device="cpu", out=tmp_path / "speed.json",
+    )  # fmt: skip
+    assert bench.run() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert json.loads((tmp_path / "speed.json").read_text())["batches"] == found["batches"]
+    for batch, num_tokens in (("1", 16), ("2", 32)):
+        rows = found["batches"][batch]
+        assert rows["one token a pass"]["num_passes"] == 16
+        assert rows["AR, our twin"]["num_passes"] == 16
+        assert rows["draft 12 + refill 8"]["num_passes"] <= 20
+        for row in rows.values():
+            assert row["tokens_per_second"] == pytest.approx(num_tokens / row["seconds"], rel=0.05)
+        assert rows["8 tokens a pass"]["pass_over_forward"] > 0
+        assert (HF_SAME in rows) != found["without_transformers"]
+
+
+def test_the_table_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
+    small = {"settings": SMALL, "num_tokens": 8, "repeats": 1, "warmups": 0, "device": "cpu"}
+    assert BenchSpeed(**small).run() == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("batch 1: 8 new tokens", "one token a pass", "tok/pass", "AR, our twin"):
+        assert words in shown
+
+
+def test_a_bench_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        BenchSpeed(settings=SMALL, num_tokens=0).run()
+
+
+@pytest.mark.gpu
+def test_it_runs_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    bench = BenchSpeed(
+        settings=SMALL, num_tokens=16, repeats=1, warmups=1, json=True, device="cuda"
+    )
+    assert bench.run() == 0
+    assert set(json.loads(capsys.readouterr().out)["batches"]) == {"1", "32"}
