@@ -24,7 +24,6 @@ from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
 from diffurefill.commands.pilot import BenchPilot
-from diffurefill.commands.probe import Probe
 from diffurefill.commands.probe import Probe, ProbeFacts
 from diffurefill.commands.speed import BenchSpeed
 from diffurefill.config import UserError, load_file, load_preset, preset_names
