@@ -20,6 +20,7 @@ from diffurefill.commands.bench import BenchTrain
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
+from diffurefill.commands.evaluate import Evaluate, LmEval
 from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
 from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
@@ -45,6 +46,8 @@ COMMANDS: dict[str, type[Any]] = {
     "infill": Infill,
     "probe": Probe,
     "probe facts": ProbeFacts,
+    "evaluate": Evaluate,
+    "lm-eval": LmEval,
     "doctor": Doctor,
     "data inspect": Inspect,
     "data preview": Preview,
@@ -62,6 +65,8 @@ def parse(argv: Sequence[str]) -> Any:
     """The command object that `argv` (without the program's name) asks for."""
     name = _command_name(argv)
     command, rest = COMMANDS[name], list(argv[len(name.split()) :])
+    if hasattr(command, "from_arguments"):  # another program's flags, not ours to read
+        return command.from_arguments(rest)
     prog = f"diffurefill {name}"
     if "settings" not in command.__dataclass_fields__:
         return tyro.cli(command, args=rest, prog=prog)

@@ -78,7 +78,7 @@ def test_the_transformer_scores_as_a_pass_per_token_does(transformer) -> None:
 def test_windows_of_plans_change_nothing(transformer, monkeypatch) -> None:
     pairs = some_pairs(np.random.default_rng(4))
     expected = score(scoring(transformer, WIDE), pairs, Scorer()).scores
-    monkeypatch.setattr(plans.run_plans, "__defaults__", (50,))
+    monkeypatch.setattr(plans, "WINDOW_TOKENS", 50)
     found = score(scoring(transformer, WIDE), pairs, Scorer()).scores
     assert [one.log_likelihood for one in found] == pytest.approx(
         [one.log_likelihood for one in expected], abs=1e-4
@@ -136,6 +136,25 @@ def plain_guided(model: TinyDenoiser, context, tokens, w: float) -> float:
         u = model(torch.tensor([[BOS, *[MASK] * len(context), *tail]]))[0, start + i]
         total += float((u + (1 + w) * (c - u)).log_softmax(dim=0)[tokens[i]])
     return total
+
+
+def test_an_autoregressive_twin_takes_one_row_a_text() -> None:
+    config = ModelConfig(vocab_size=WIDE, width=32, layers=2, heads=2, ffn_width=32, causal=True)
+    twin = Denoiser(config)
+    twin.init_weights(torch.Generator().manual_seed(0))
+    model = scoring(twin.eval(), WIDE, causal=True)
+    pairs = some_pairs(np.random.default_rng(0), 8)
+    found = score(model, pairs, Scorer())
+    assert found.cost.rows_asked == len(pairs)
+    with torch.inference_mode():
+        for (context, tokens), one in zip(pairs, found.scores, strict=True):
+            ids = torch.tensor([[BOS, *context, *tokens]])
+            log_probs = twin(ids)[0].log_softmax(dim=1)
+            places = range(len(context), len(context) + len(tokens))
+            expected = sum(float(log_probs[p, t]) for p, t in zip(places, tokens, strict=True))
+            assert one.log_likelihood == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(UserError, match="one likelihood"):
+        score(model, pairs, Scorer(method="elbo"))
 
 
 # --- limits ---------------------------------------------------------------------------------------

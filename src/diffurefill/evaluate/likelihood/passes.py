@@ -67,7 +67,11 @@ class Cost:
     forward_tokens: int = 0
     """Tokens of the rows read."""
 
-    def to_json(self) -> dict[str, Any]:
+    def __add__(self, other: Cost) -> Cost:
+        mine, theirs = asdict(self), asdict(other)
+        return Cost(**{name: count + theirs[name] for name, count in mine.items()})
+
+    def to_json(self) -> dict[str, int]:
         return asdict(self)
 
 

@@ -8,7 +8,7 @@ decides asks one row at a time. Sources: spec algorithms 6.1-6.2; DUEL (arXiv:26
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,13 @@ def ordered_rows(
         canvas = canvas.copy()
         canvas[at] = text.ids[at]
     return rows
+
+
+def autoregressive(text: Text) -> Plan:
+    """Exact log-likelihood of a causal model: one row, each token read behind the one before it."""
+    at = np.arange(text.first - 1, len(text.ids) - 1)
+    readings = yield [Row(text.ids[:-1], at, text.continuation, text.first)]
+    return _total(readings)
 
 
 def surest_first(
@@ -146,9 +153,14 @@ def _total(readings: Sequence[Reading]) -> Score:
 
 
 def run_plans(
-    plans: Iterable[Plan], reader: Reader, window_tokens: int = WINDOW_TOKENS
+    plans: Iterable[Plan],
+    reader: Reader,
+    on_scores: Callable[[int], None] | None = None,
 ) -> list[Score]:
-    """The scores of `plans`, in order. Rows are shared among plans that are near in the order."""
+    """The scores of `plans`, in order. Rows are shared among plans that are near in the order.
+
+    `on_scores` is told how many are done, a window at a time.
+    """
     scores: list[Score] = []
     window: list[_Running] = []
     tokens = 0
@@ -156,9 +168,11 @@ def run_plans(
         running = _Running(plan)
         window.append(running)
         tokens += sum(len(row.canvas) for row in running.rows)
-        if tokens >= window_tokens:
+        if tokens >= WINDOW_TOKENS:
             scores += _finish(window, reader)
             window, tokens = [], 0
+            if on_scores is not None:
+                on_scores(len(scores))
     return scores + _finish(window, reader)
 
 

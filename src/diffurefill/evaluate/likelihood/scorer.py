@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -58,7 +58,9 @@ class Scorer:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    def plan(self, text: Text, mask_id: int) -> plans.Plan:
+    def plan(self, text: Text, mask_id: int, *, causal: bool = False) -> plans.Plan:
+        if causal:
+            return plans.autoregressive(text)
         common = {"mask_id": mask_id, "right_masks": self.right_masks}
         n = len(text.continuation)
         if self.method == "elbo":
@@ -102,16 +104,28 @@ class ScoringModel:
     max_tokens: int
     """Of a row, BOS included."""
     device: torch.device
+    causal: bool = False
+    """An autoregressive twin: its chain rule takes one row a text, and no other scorer fits."""
     dtype: torch.dtype | None = None
     batch_tokens: int | None = None
 
 
-def score(model: ScoringModel, pairs: Sequence[Pair], scorer: Scorer) -> Scored:
+def score(
+    model: ScoringModel,
+    pairs: Sequence[Pair],
+    scorer: Scorer,
+    progress: Callable[[int, int], None] | None = None,
+) -> Scored:
     """The log-likelihood of each continuation behind its context.
 
     The scores do not depend on the order of `pairs` or on `batch_tokens`, but for rounding (in
-    float32 below 1e-5 nats a token). An empty continuation scores 0.
+    float32 below 1e-5 nats a token). An empty continuation scores 0. `progress` is told how many of
+    how many are done. Raises UserError where the scorer does not fit the model.
     """
+    if model.causal and scorer != Scorer(samples=scorer.samples, seed=scorer.seed):
+        raise UserError(
+            "an autoregressive model has one likelihood: leave the scorer's options out"
+        )
     texts = [
         lay_out(
             context,
@@ -136,7 +150,11 @@ def score(model: ScoringModel, pairs: Sequence[Pair], scorer: Scorer) -> Scored:
         batch_tokens=model.batch_tokens,
     )
     mask_id = model.specials.mask_id
-    found = plans.run_plans((scorer.plan(text, mask_id) for _, text in known), reader)
+    found = plans.run_plans(
+        (scorer.plan(text, mask_id, causal=model.causal) for _, text in known),
+        reader,
+        on_scores=None if progress is None else lambda done: progress(done, len(pairs)),
+    )
     scores = [Score(float("-inf"), False) if text is None else Score(0.0, True) for text in texts]
     for (i, _), one in zip(known, found, strict=True):
         scores[i] = one
@@ -147,14 +165,18 @@ def score(model: ScoringModel, pairs: Sequence[Pair], scorer: Scorer) -> Scored:
 
 
 def score_rolling(
-    model: ScoringModel, documents: Sequence[Sequence[int]], scorer: Scorer
+    model: ScoringModel,
+    documents: Sequence[Sequence[int]],
+    scorer: Scorer,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[float], Scored]:
     """The log-likelihood of whole documents, window by window: their sums, and the windows'."""
     if scorer.method == "elbo":
         raise UserError("whole documents are scored exactly: choose the chain scorer")
     room = model.max_tokens - scorer.right_masks
     windows = [rolling_windows(tokens, room) for tokens in documents]
-    scored = score(model, [window for part in windows for window in part], scorer)
+    pairs = [window for part in windows for window in part]
+    scored = score(model, pairs, scorer, progress)
     remaining = iter(scored.scores)
     sums = [sum(next(remaining).log_likelihood for _ in part) for part in windows]
     return sums, scored

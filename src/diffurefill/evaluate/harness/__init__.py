@@ -1,0 +1,1 @@
+"""The nine benchmarks of the report through lm-evaluation-harness."""
