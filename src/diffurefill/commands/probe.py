@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 from tyro.conf import Positional
 
 from diffurefill.commands.common import progress, say
 from diffurefill.config import UserError
+
+if TYPE_CHECKING:
+    from diffurefill.evaluate.scores import Scores
+    from diffurefill.fleet.probing import Asked
 
 
 @dataclass
@@ -30,11 +34,20 @@ class Probe:
     """Which weights of a run to ask, where it has them."""
     json: bool = False
     """Print every figure, per row too, as JSON."""
+    follow: bool = False
+    """Probe every generation of one run, those that are there and then each that is published,
+    without ever writing to the store. Needs --log."""
+    log: Path | None = None
+    """With --follow: the JSONL file to write, and to go on with after an interruption."""
+    until: int | None = None
+    """With --follow: stop once this generation is probed."""
 
     def run(self) -> int:
         from diffurefill.fleet.probing import Asked, score_models
 
         asked = Asked(self.set, self.probe, self.facts)
+        if self.follow or self.log is not None or self.until is not None:
+            return self._follow(asked)
         scores = []
         for found in score_models(self.models, asked, self.weights):
             progress(f"probed {found.model}")
@@ -50,7 +63,17 @@ class Probe:
             Console().print(*score_tables(scores))
         return 0
 
-    def _print_json(self, scores: list) -> None:
+    def _follow(self, asked: Asked) -> int:
+        from diffurefill.fleet.probing import follow_run
+
+        if not self.follow or self.log is None or len(self.models) != 1 or self.json:
+            raise UserError("to probe a run from the side: probe STORE --follow --log FILE")
+        if not self.log.parent.is_dir():
+            raise UserError(f"no such folder: {self.log.parent}; make it, or name another --log")
+        follow_run(self.models[0], self.log, asked, self.weights, self.until, say)
+        return 0
+
+    def _print_json(self, scores: list[Scores]) -> None:
         import json
 
         from diffurefill.evaluate.scores import differences

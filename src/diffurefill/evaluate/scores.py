@@ -45,6 +45,20 @@ class Scores:
             "facts": self.facts and self.facts.to_json(),
         }
 
+    def brief(self) -> dict[str, Any]:
+        """The headlines alone, as JSON."""
+        found: dict[str, Any] = {
+            "sets": {
+                name: {key: value for key, value in one.to_json().items() if key != "rows"}
+                for name, one in self.sets.items()
+            }
+        }
+        if self.decoding is not None:
+            found["decoding"] = {"token": self.decoding.token, "pair": self.decoding.pair}
+        if self.facts is not None:
+            found["facts"] = self.facts.brief()
+        return found
+
     def values(self) -> dict[str, list[float]]:
         """Every figure by its name, as values an item whose plain mean is the figure."""
         values = {name: found.row_values() for name, found in self.sets.items()}

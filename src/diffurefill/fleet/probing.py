@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from diffurefill.config import UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer
-from diffurefill.evaluate.facts.probe import load_fact_probe
+from diffurefill.evaluate.facts.probe import FactProbe, load_fact_probe
 from diffurefill.evaluate.probe_sets import Probes, load_probes
 from diffurefill.evaluate.scores import Scores, require_same_probes, score
-from diffurefill.fleet.found import find_each
+from diffurefill.fleet.following import ProbeLog, following
+from diffurefill.fleet.found import find_each, found_in_run
 from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.fleet.run import open_run
+from diffurefill.fleet.start import drive
+from diffurefill.train.checkpoint import load_weights
 
 KINDS = ("global", "ema", "swa")
 
@@ -60,9 +64,6 @@ def models_at(where: str, weights: Sequence[str] = KINDS) -> Iterator[LoadedMode
 
 def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
     """Raises UserError where a probe is of another vocabulary than the model's."""
-    facts = None
-    if asked.facts_file is not None:
-        facts = load_fact_probe(asked.facts_file, model.tokenizer.vocabulary_digest)
     return score(
         name,
         model.denoiser,
@@ -71,7 +72,7 @@ def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
         device=model.device,
         decoding_passes=model.config.probe.decoding_passes,
         decode=model.tokenizer.decode_inner,
-        facts=facts,
+        facts=facts_for(model, asked),
     )
 
 
@@ -91,6 +92,12 @@ def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
     return {set_name: probes[set_name] for set_name in asked.sets or probes}
 
 
+def facts_for(model: LoadedModel, asked: Asked) -> FactProbe | None:
+    if asked.facts_file is None:
+        return None
+    return load_fact_probe(asked.facts_file, model.tokenizer.vocabulary_digest)
+
+
 def tokenizer_at(where: str) -> Tokenizer:
     """The tokenizer of a run, of a model's folder, or one that `data.tokenizer` could name."""
     path = Path(where)
@@ -100,3 +107,32 @@ def tokenizer_at(where: str) -> Tokenizer:
         return load_tokenizer(where)
     with tempfile.TemporaryDirectory() as cache:
         return Tokenizer.from_json(open_run(where, Path(cache)).tokenizer_json)
+
+
+def follow_run(
+    uri: str,
+    log: Path,
+    asked: Asked,
+    kinds: Sequence[str],
+    until: int | None,
+    report: Callable[[str], None],
+) -> None:
+    """Probe each generation of the run at `uri` as it is published; see following.py."""
+    with tempfile.TemporaryDirectory() as cache:
+        run = open_run(uri, Path(cache))
+        model = build(found_in_run(run, "global"))
+        probes, facts = probes_for(model, uri, asked), facts_for(model, asked)
+        versions = {name: probe.digest for name, probe in probes.items()}
+        if facts is not None:
+            versions["facts"] = facts.digest
+        about = {"run": run.snapshot().state.run_id, "probes": versions}
+
+        def score_file(weights: Path) -> dict[str, Any]:
+            model.denoiser.load_state_dict(load_weights(weights))
+            return score_model(model, uri, asked).brief()
+
+        drive(
+            following(
+                run, score_file, ProbeLog(log, about), kinds=kinds, until=until, report=report
+            )
+        )

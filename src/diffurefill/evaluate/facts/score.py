@@ -84,6 +84,11 @@ class FactScores:
             found[relation] = {"facts": len(own), **means}
         return found
 
+    def brief(self) -> dict[str, float]:
+        """The headlines alone."""
+        means = {name: sum(values) / len(values) for name, values in self.values().items()}
+        return {**means, "token_nll": self.token_nll}
+
     def summary(self) -> dict[str, Any]:
         """Headlines with 95% intervals (Wilson's for shares, bootstrap for NLL), without items."""
         shares = {
