@@ -26,13 +26,61 @@ def specials(vocab_size: int = V) -> Specials:
     return Specials(BOS, EOS, MASK, PAD, emittable)
 
 
+def walk(score: dict[int, float]) -> list[int]:
+    """Positions by falling score, ties by position."""
+    return sorted(score, key=lambda i: (-score[i], i))
+
+
 def greedy_gap(score: dict[int, float], quota: int, gap: int) -> list[int]:
-    """Positions by falling score, ties by position, none closer than `gap` to one taken before."""
+    """The first `quota` of the walk, none closer than `gap` to one taken before."""
     taken: list[int] = []
-    for i in sorted(score, key=lambda i: (-score[i], i)):
+    for i in walk(score):
         if len(taken) < quota and all(abs(i - j) >= gap for j in taken):
             taken.append(i)
     return taken
+
+
+def runs(positions: list[int]) -> list[list[int]]:
+    """Neighbouring positions together."""
+    found: list[list[int]] = []
+    for i in sorted(positions):
+        if found and found[-1][-1] == i - 1:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
+
+
+def plain_accept(
+    stage: Stage, score: dict[int, float], quota: int, p: dict[int, float], H: dict[int, float]
+) -> list[int]:
+    """What a draft pass accepts; p and H: probability of the drawn token and entropy."""
+    gap, everything = stage.commit_gap, len(score)
+    if stage.quota == "threshold":
+        sure = {i: x for i, x in score.items() if p[i] > stage.bound}
+        return greedy_gap(sure or score, everything if sure else 1, gap)
+    if stage.quota == "one_per_run":
+        best = {min(run, key=lambda i: (-score[i], i)) for run in runs(list(score))}
+        return greedy_gap({i: score[i] for i in best}, everything, gap)
+    spaced = greedy_gap(score, everything, gap)
+    if stage.quota in ("factor", "entropy_bound"):
+        n = 1
+        while n < len(spaced):
+            if stage.quota == "factor":
+                cost = (n + 2) * (1 - p[spaced[n]])
+            else:
+                some = [H[i] for i in spaced[: n + 1]]
+                cost = sum(some) - max(some)
+            if cost > stage.bound:
+                break
+            n += 1
+        return spaced[:n]
+    return spaced[:quota]
+
+
+def log_softmax(logits: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    clean = np.where(allowed, logits.astype(np.float64), -np.inf)
+    return clean - np.log(np.exp(clean - clean.max()).sum()) - clean.max()
 
 
 def draw(
@@ -45,7 +93,7 @@ def draw(
 ) -> tuple[int, float]:
     """One token and its log p1, from float64 logits (V,)."""
     clean = np.where(allowed, logits.astype(np.float64), -np.inf)
-    log_p1 = clean - np.log(np.exp(clean - clean.max()).sum()) - clean.max()
+    log_p1 = log_softmax(logits, allowed)
     banned = clean.copy()
     for token in neighbours:
         banned[token] -= stage.neighbour_ban
@@ -77,19 +125,25 @@ class PlainRow:
     def run(self, stages: tuple[Stage, ...]) -> list[int]:
         for s, stage in enumerate(stages):
             k = 0
-            while k < stage.num_passes or stage.num_passes == 0:
+            while k < stage.num_passes or (stage.num_passes == 0 and not stage.refills):
                 masked = [i for i in self.slots if self.ids[i] == MASK]
-                if stage.remask_fraction > 0:
-                    masked = self.remask(stage)
+                if stage.refills:
+                    masked = self.remask(stage, s, k)
                 if not masked:
                     break
                 self.one_pass(stage, s, k, masked)
                 k += 1
         return self.ids
 
-    def remask(self, stage: Stage) -> list[int]:
+    def gumbel(self, s: int, k: int) -> np.ndarray:
+        return -np.log(-np.log(philox(self.seed, "order", s, k).random(len(self.ids))))
+
+    def remask(self, stage: Stage, s: int, k: int) -> list[int]:
         m = max(1, round(stage.remask_fraction * len(self.slots)))
+        gumbel = self.gumbel(s, k)
         unsure = {i: -self.confidence[i] for i in self.slots}
+        if stage.order == "random":
+            unsure = {i: np.float32(gumbel[i]) for i in self.slots}
         chosen = greedy_gap(unsure, m, stage.commit_gap)
         for i in chosen:
             self.ids[i] = MASK
@@ -99,39 +153,66 @@ class PlainRow:
         logits = self.denoiser(torch.tensor([self.ids]))[0].numpy()
         T, n = len(self.ids), len(self.slots)
         uniform = philox(self.seed, "sample", s, k).random(T)
-        gumbel = -np.log(-np.log(philox(self.seed, "order", s, k).random(T)))
-        K = stage.num_passes or math.ceil(n / (stage.tokens_per_pass or 1))
+        K = stage.num_passes or math.ceil(n / (stage.tokens_per_pass or n))
         first, last = stage.temperature
         temperature = first + (last - first) * min(1.0, k / (K - 1)) if K > 1 else last
-        tau = stage.order_noise * max(0.0, 1 - (k + 1) / K)
 
         def draw_at(i: int) -> tuple[int, float]:
             beside = {self.ids[j] for j in (i - 1, i + 1) if 0 <= j < T} - {MASK, PAD}
             return draw(logits[i], beside, uniform[i], temperature, stage, self.allowed)
 
         drawn = {i: draw_at(i) for i in masked}
-        score = {i: drawn[i][1] + tau * gumbel[i] for i in masked}
-        if stage.order == "left_to_right":
-            score = {i: -float(i) for i in masked}
-        if stage.remask_fraction > 0:
+        if stage.refills:
             chosen, waived = masked, []
-        elif k == stage.num_passes - 1:
-            chosen = greedy_gap(score, n, stage.commit_gap)
-            waived = [i for i in sorted(score, key=lambda i: (-score[i], i)) if i not in chosen]
         else:
-            chosen, waived = greedy_gap(score, self.quota(stage, k, masked), stage.commit_gap), []
+            tau = stage.order_noise * max(0.0, 1 - (k + 1) / K)
+            noise = tau * self.gumbel(s, k)
+            log_p = {i: log_softmax(logits[i], self.allowed) for i in masked}
+            score = self.score(stage, masked, drawn, log_p, noise, self.gumbel(s, k))
+            p = {i: math.exp(drawn[i][1]) for i in masked}
+            chosen = plain_accept(stage, score, self.quota(stage, k, masked), p, entropies(log_p))
+            waived = []
+            if k == stage.num_passes - 1:
+                chosen = greedy_gap(score, n, stage.commit_gap)
+                waived = [i for i in walk(score) if i not in chosen]
         for i in chosen:
             self.ids[i], self.confidence[i] = drawn[i]
         for i in waived:
             self.ids[i], self.confidence[i] = draw_at(i)
         self.passes.append(sorted([*chosen, *waived]))
 
+    def score(self, stage, masked, drawn, log_p, noise, gumbel) -> dict[int, float]:
+        H = entropies(log_p)
+        middle = {i: run[0] + run[-1] for run in runs(masked) for i in run}
+        by_order = {
+            "confidence": lambda i: drawn[i][1] + noise[i],
+            "margin": lambda i: margin(log_p[i]) + noise[i],
+            "entropy": lambda i: -H[i] + noise[i],
+            "left_to_right": lambda i: -float(i),
+            "middle": lambda i: -abs(2 * i - middle[i]),
+            "random": lambda i: np.float32(gumbel[i]),
+        }
+        return {i: by_order[stage.order](i) for i in masked}
+
     def quota(self, stage: Stage, k: int, masked: list[int]) -> int:
         if stage.tokens_per_pass:
             return stage.tokens_per_pass
+        if stage.num_passes == 0:
+            return 0  # an adaptive quota, which does not count
         done = (k + 1) / stage.num_passes
         gamma = math.cos(math.pi / 2 * done) if stage.quota == "cosine" else 1 - done
         return max(1, len(masked) - math.floor(len(self.slots) * gamma + 1e-9))
+
+
+def margin(log_p: np.ndarray) -> float:
+    best, second = np.sort(np.exp(log_p))[::-1][:2]
+    return float(np.log(best - second)) if best > second else -87.5
+
+
+def entropies(log_p: dict[int, np.ndarray]) -> dict[int, float]:
+    return {
+        i: float(-(np.exp(lp) * np.where(np.isinf(lp), 0, lp)).sum()) for i, lp in log_p.items()
+    }
 
 
 def plain_generate(

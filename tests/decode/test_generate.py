@@ -10,6 +10,7 @@ from diffurefill.config import DRAFT, REFILL, RunConfig, Stage, UserError, load_
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
 from tests.decode.plain import V, plain_generate, specials
+from tests.decode.strategies import REFILLS, SEGMENTS, STAGES
 from tests.fakes import EOS, MASK, BigramDenoiser, OracleDenoiser, TableDenoiser
 
 CARD = (DRAFT, REFILL)
@@ -17,33 +18,6 @@ LEFT_TO_RIGHT = Stage(
     num_passes=0, tokens_per_pass=1, temperature=(0.0, 0.0), order="left_to_right"
 )
 GREEDY = Stage(num_passes=6, temperature=(0.0, 0.0))
-
-STAGES = st.builds(
-    Stage,
-    num_passes=st.integers(1, 14),
-    temperature=st.tuples(*[st.sampled_from([0.0, 0.7, 2.2])] * 2),
-    min_p=st.sampled_from([0.0, 0.1]),
-    order=st.sampled_from(["confidence", "left_to_right"]),
-    order_noise=st.sampled_from([0.0, 2.5]),
-    quota=st.sampled_from(["linear", "cosine"]),
-    tokens_per_pass=st.sampled_from([None, None, 1, 3]),
-    commit_gap=st.integers(1, 4),
-    neighbour_ban=st.sampled_from([0.0, 6.0]),
-)
-REFILLS = st.builds(
-    Stage,
-    num_passes=st.integers(1, 4),
-    remask_fraction=st.sampled_from([0.01, 0.2, 0.5, 1.0]),
-    temperature=st.just((0.8, 0.8)),
-    min_p=st.sampled_from([0.0, 0.1]),
-    commit_gap=st.integers(1, 3),
-    neighbour_ban=st.sampled_from([0.0, 6.0]),
-)
-SEGMENTS = st.lists(
-    st.one_of(st.integers(1, 12), st.lists(st.integers(4, V - 2), max_size=4)),
-    min_size=1,
-    max_size=4,
-).filter(lambda row: any(isinstance(segment, int) for segment in row))
 
 
 def decode(
@@ -228,6 +202,7 @@ def test_without_refill_the_result_is_the_draft():
 @settings(max_examples=40, deadline=None)
 @given(SEGMENTS, REFILLS, st.integers(0, 1000))
 def test_refill_takes_the_least_sure_and_touches_nothing_else(row, refill, seed):
+    refill = replace(refill, order="confidence")
     canvas = infill([row], specials(), max_tokens=64)
     result = decode(canvas, (DRAFT, refill), [seed])
     assert len(refills(result)) == refill.num_passes

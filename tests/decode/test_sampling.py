@@ -6,11 +6,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffurefill.config import UserError
 from diffurefill.decode import sampling
-from diffurefill.decode.sampling import candidate_logits, inverse_cdf, sample, visible_neighbours
+from diffurefill.decode.sampling import (
+    Drawn,
+    Places,
+    Rules,
+    inverse_cdf,
+    sample,
+    scaled_logits,
+    visible_neighbours,
+    weights,
+)
 from diffurefill.runtime import philox
-from tests.fakes import BOS, MASK, PAD
+from tests.fakes import BOS, EOS, MASK, PAD
 
 NO_NEIGHBOURS = torch.tensor([[-1, -1]])
 ALMOST_ONE = 1 - 2.0**-53
@@ -19,25 +27,33 @@ ALMOST_ONE = 1 - 2.0**-53
 def neighbours_of(ids: list[int], doc_ids: list[int] | None = None) -> list[set[int]]:
     canvas = torch.tensor([ids])
     docs = torch.tensor([doc_ids or [0] * len(ids)], dtype=torch.int32)
-    at = torch.ones_like(canvas, dtype=torch.bool)
-    found = visible_neighbours(canvas, docs, at, mask_id=MASK)
+    found = visible_neighbours(canvas, docs, mask_id=MASK)[0]
     return [set(pair) - {-1} for pair in found.tolist()]
 
 
-def draw(logits: torch.Tensor, uniform: torch.Tensor, temperature: float, **rule: float):
-    """`sample` at every row of `logits`, without neighbours."""
-    N, V = logits.shape
-    emittable = torch.ones(V, dtype=torch.bool)
-    options = {"min_p": 0.0, "neighbour_ban": 0.0} | rule
-    return sample(
-        logits,
-        torch.arange(N),
-        NO_NEIGHBOURS.expand(N, 2),
-        uniform,
-        torch.full((N,), temperature),
-        emittable=emittable,
-        **options,
+def draw(
+    logits: torch.Tensor,
+    uniform: torch.Tensor,
+    temperature: float | list[float],
+    *,
+    neighbours: torch.Tensor = NO_NEIGHBOURS,
+    forbidden: tuple[int, ...] = (),
+    no_eos: torch.Tensor | None = None,
+    **rules,
+) -> Drawn:
+    """`sample` at every row of `logits`, by default without neighbours."""
+    N = len(logits)
+    places = Places(
+        neighbours.expand(N, 2), uniform.double(), torch.tensor(temperature).expand(N), no_eos
     )
+    return sample(logits, places, Rules(torch.tensor(forbidden).long(), EOS, **rules))
+
+
+def probabilities(logits: torch.Tensor, temperature: float = 1.0, min_p: float = 0.0):
+    scaled = scaled_logits(
+        logits.log_softmax(1), NO_NEIGHBOURS, torch.full((len(logits),), temperature), 0.0
+    )
+    return weights(scaled, min_p)
 
 
 # --- neighbours and ban --------------------------------------------------------------------------
@@ -58,12 +74,8 @@ def test_padding_positions_are_strangers_to_each_other():
 
 def test_a_token_on_both_sides_is_charged_once():
     canvas = torch.tensor([[7, MASK, 7]])
-    at = canvas == MASK
-    beside = visible_neighbours(canvas, torch.zeros_like(canvas), at, mask_id=MASK)
-    logits = candidate_logits(
-        torch.zeros(1, 9), beside, torch.ones(1), min_p=0.0, neighbour_ban=6.0
-    )
-    assert logits[0, 7] == -6.0
+    beside = visible_neighbours(canvas, torch.zeros_like(canvas), mask_id=MASK)[0, 1:2]
+    assert scaled_logits(torch.zeros(1, 9), beside, torch.ones(1), 6.0)[0, 7] == -6.0
 
 
 @given(
@@ -77,10 +89,8 @@ def test_the_log_odds_of_a_banned_token_fall_by_ban_over_temperature(
 ):
     row = torch.tensor([logits], dtype=torch.float32)
     T = torch.tensor([temperature])
-    plain = candidate_logits(row, NO_NEIGHBOURS, T, min_p=0.0, neighbour_ban=ban)[0]
-    charged = candidate_logits(row, torch.tensor([[banned, -1]]), T, min_p=0.0, neighbour_ban=ban)[
-        0
-    ]
+    plain = scaled_logits(row, NO_NEIGHBOURS, T, ban)[0]
+    charged = scaled_logits(row, torch.tensor([[banned, -1]]), T, ban)[0]
     fall = (plain[banned] - plain[5]) - (charged[banned] - charged[5])
     assert fall.item() == ban / temperature
     others = [i for i in range(5) if i != banned]
@@ -89,16 +99,10 @@ def test_the_log_odds_of_a_banned_token_fall_by_ban_over_temperature(
 
 def test_the_ban_moves_the_draw_but_not_the_confidence():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
-    token, confidence = sample(
-        logits,
-        torch.tensor([0]),
-        torch.tensor([[0, -1]]),
-        torch.tensor([0.5]),
-        torch.zeros(1),
-        emittable=torch.ones(3, dtype=torch.bool),
-        min_p=0.5,
-        neighbour_ban=6.0,
-    )
+    token, confidence, *_ = draw(
+        logits, torch.tensor([0.5]), 0.0,
+        neighbours=torch.tensor([[0, -1]]), min_p=0.5, neighbour_ban=6.0,
+    )  # fmt: skip
     assert token.item() == 1
     torch.testing.assert_close(confidence, logits.log_softmax(1)[:, 1])
 
@@ -109,45 +113,35 @@ def test_the_ban_moves_the_draw_but_not_the_confidence():
 def test_min_p_is_measured_after_temperature():
     logits = torch.tensor([[0.1, 0.05, 0.8, 0.05]]).log()
     # At T = 2 the shares of the best are the square roots: 0.354, 0.25, 1, 0.25.
-    kept = candidate_logits(
-        logits, NO_NEIGHBOURS, torch.tensor([2.0]), min_p=0.3, neighbour_ban=0.0
-    )
-    assert torch.isfinite(kept)[0].tolist() == [True, False, True, False]
+    kept = probabilities(logits, 2.0, min_p=0.3)
+    assert (kept > 0)[0].tolist() == [True, False, True, False]
 
 
 @given(st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=12), st.floats(0.01, 0.99))
 def test_min_p_always_keeps_the_most_likely(values, min_p):
     row = torch.tensor([values])
-    kept = candidate_logits(row, NO_NEIGHBOURS, torch.ones(1), min_p=min_p, neighbour_ban=0.0)
-    assert kept.max() == 0.0
+    kept = probabilities(row, min_p=min_p)[0]
+    assert kept[row[0].argmax()] == 1.0
+    assert ((kept == 0) | (kept >= min_p * (1 - 1e-6))).all()
 
 
 def test_temperature_zero_is_the_argmax_whatever_the_uniform():
     logits = torch.tensor([[0.0, 3.0, 2.9]]).repeat(3, 1)
-    tokens, _ = draw(logits, torch.tensor([0.0, 0.5, ALMOST_ONE], dtype=torch.float64), 0.0)
+    tokens = draw(logits, torch.tensor([0.0, 0.5, ALMOST_ONE], dtype=torch.float64), 0.0).tokens
     assert tokens.tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-6])
 def test_a_tiny_temperature_is_the_argmax_and_never_nan(temperature):
     logits = torch.tensor([[-90.0, 80.0, 79.0]])
-    tokens, _ = draw(logits, torch.tensor([0.99], dtype=torch.float64), temperature)
+    tokens = draw(logits, torch.tensor([0.99], dtype=torch.float64), temperature).tokens
     assert tokens.item() == 1
 
 
 def test_greedy_and_sampled_rows_share_a_call():
     logits = torch.zeros(2, 4)
     logits[:, 1] = 1.0
-    tokens, _ = sample(
-        logits,
-        torch.arange(2),
-        NO_NEIGHBOURS.expand(2, 2),
-        torch.tensor([ALMOST_ONE, ALMOST_ONE], dtype=torch.float64),
-        torch.tensor([0.0, 1.0]),
-        emittable=torch.ones(4, dtype=torch.bool),
-        min_p=0.0,
-        neighbour_ban=0.0,
-    )
+    tokens = draw(logits, torch.tensor([ALMOST_ONE, ALMOST_ONE]).double(), [0.0, 1.0]).tokens
     assert tokens.tolist() == [1, 3]
 
 
@@ -160,7 +154,7 @@ def test_frequencies_are_those_of_the_softmax(temperature, dtype):
     N, V = 100_000, 350  # three blocks of the two-level CDF
     zipf = (-1.1 * torch.arange(1, V + 1).float().log() + 4.0).to(dtype)
     uniform = torch.from_numpy(philox(5, "frequencies").random(N))
-    tokens, _ = draw(zipf.expand(N, V), uniform, temperature)
+    tokens = draw(zipf.expand(N, V), uniform, temperature).tokens
     expected = N * (zipf.double() / temperature).softmax(0).numpy()
     seen = np.bincount(tokens.numpy(), minlength=V)
     common = expected >= 5
@@ -179,7 +173,7 @@ def test_frequencies_are_those_of_the_softmax(temperature, dtype):
 )
 def test_inverse_cdf_is_the_plain_search_and_never_hits_probability_zero(values, u):
     logits = torch.tensor([[*values, 0.0]])
-    got = int(inverse_cdf(logits, torch.tensor([u], dtype=torch.float64)))
+    got = int(inverse_cdf(logits.softmax(1), torch.tensor([u], dtype=torch.float64)))
     p = np.exp(logits.double().numpy()[0] - logits.max().item())
     cdf = np.cumsum(p) / p.sum()
     assert p[got] > 0
@@ -191,7 +185,7 @@ def test_the_last_rounding_of_a_sum_never_hits_probability_zero():
     """Summed by blocks or one by one, the same terms differ in the last bit; u almost 1 sees it."""
     logits = 12 * torch.randn(4000, 320, generator=torch.Generator().manual_seed(0))
     logits[:, 140:160] = logits[:, 300:] = -math.inf
-    got = inverse_cdf(logits, torch.full((4000,), ALMOST_ONE, dtype=torch.float64))
+    got = inverse_cdf(logits.softmax(1), torch.full((4000,), ALMOST_ONE, dtype=torch.float64))
     assert (got < 300).all()
     assert logits.gather(1, got[:, None]).isfinite().all()
 
@@ -200,7 +194,7 @@ def test_a_rare_tail_is_reached_by_its_own_share_of_uniforms_only():
     """A float32 uniform has steps of 2^-24: it would draw a tail of 2^-30 too often or never."""
     logits = torch.tensor([[0.0, -30 * math.log(2)]]).repeat(2, 1)
     uniform = torch.tensor([1 - 2.0**-29, 1 - 2.0**-31], dtype=torch.float64)
-    assert inverse_cdf(logits, uniform).tolist() == [0, 1]
+    assert inverse_cdf(logits.softmax(1), uniform).tolist() == [0, 1]
 
 
 def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):
@@ -209,7 +203,7 @@ def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):
     uniform = torch.rand(37, generator=generator, dtype=torch.float64)
     whole = draw(logits, uniform, 1.3, min_p=0.05)
     monkeypatch.setitem(sampling.CHUNK_ELEMENTS, "cpu", 200)
-    for a, b in zip(whole, draw(logits, uniform, 1.3, min_p=0.05), strict=True):
+    for a, b in zip(whole[:2], draw(logits, uniform, 1.3, min_p=0.05)[:2], strict=True):
         assert torch.equal(a, b)
 
 
@@ -218,23 +212,33 @@ def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):
 
 def test_confidence_is_the_log_softmax_at_temperature_one_over_emittable_ids():
     logits = torch.tensor([[5.0, 1.0, 0.5, 2.0]])
-    emittable = torch.tensor([False, True, True, True])
-    token, confidence = sample(
-        logits,
-        torch.tensor([0]),
-        NO_NEIGHBOURS,
-        torch.tensor([0.999], dtype=torch.float64),
-        torch.tensor([2.2]),
-        emittable=emittable,
-        min_p=0.0,
-        neighbour_ban=0.0,
-    )
+    token, confidence, *_ = draw(logits, torch.tensor([0.999]), 2.2, forbidden=(0,))
     assert token.item() == 3
     torch.testing.assert_close(confidence, logits[:, 1:].log_softmax(1)[:, 2])
 
 
+def test_eos_can_be_forbidden_at_single_positions():
+    logits = torch.zeros(2, 4)
+    logits[:, EOS] = 9.0
+    drawn = draw(logits, torch.tensor([0.5, 0.5]), 0.0, no_eos=torch.tensor([True, False]))
+    assert drawn.tokens.tolist() == [0, EOS]
+    assert drawn.confidence[0].exp().item() == pytest.approx(1 / 3)
+    assert (logits[:, EOS] == 9.0).all()  # the caller's
+
+
+def test_margin_and_entropy_are_of_the_distribution_without_ban_or_temperature():
+    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
+    drawn = draw(
+        logits, torch.tensor([0.9]), 2.2, min_p=0.9, measures=("margin", "entropy"),
+        neighbours=torch.tensor([[0, -1]]), neighbour_ban=6.0,
+    )  # fmt: skip
+    assert drawn.margin.exp().item() == pytest.approx(0.2, rel=1e-5)
+    assert drawn.entropy.item() == pytest.approx(-sum(p * math.log(p) for p in (0.5, 0.3, 0.2)))
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_broken_logits_are_refused(bad):
-    logits = torch.tensor([[0.0, bad, 1.0]])
-    with pytest.raises(UserError, match="not finite"):
-        draw(logits, torch.tensor([0.5], dtype=torch.float64), 1.0)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_broken_logits_are_seen_in_the_confidence(bad, temperature):
+    logits = torch.tensor([[0.0, bad, 1.0], [0.0, 1.0, 2.0]])
+    confidence = draw(logits, torch.tensor([0.5, 0.5]), temperature).confidence
+    assert confidence.isfinite().tolist() == [False, True]

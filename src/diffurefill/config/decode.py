@@ -7,13 +7,22 @@ from typing import Literal
 
 from diffurefill.config.checks import require
 
+Order = Literal["confidence", "margin", "entropy", "left_to_right", "middle", "random"]
+Quota = Literal["linear", "cosine", "threshold", "factor", "entropy_bound", "one_per_run"]
+BOUNDED = ("threshold", "factor", "entropy_bound")
+"""Quotas that look at how sure the pass is, and want `bound`."""
+ADAPTIVE = (*BOUNDED, "one_per_run")
+"""Quotas whose number of passes nobody knows beforehand."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage of decoding: draft, refill, left-to-right and n-per-pass are values of this."""
+    """One stage of decoding. A draft fills what is masked; a refill (`remask_fraction` above 0)
+    takes back and rewrites what stands. Every decoder here is a list of these."""
 
     num_passes: int = 12
-    """Forward passes. 0: a draft takes as many as `tokens_per_pass` needs, a refill none."""
+    """Forward passes; the last one accepts everything left. 0: a draft takes as many as its quota
+    needs, a refill none."""
     remask_fraction: float = 0.0
     """0: fill what is masked, by quota. Above 0: each pass re-masks this share of the fillable
     positions, the least sure ones, and fills them all again."""
@@ -21,11 +30,23 @@ class Stage:
     """First and last pass; linear between. 0 is greedy."""
     min_p: float = 0.0
     """Drop candidates below this share of the most likely one, after temperature."""
-    order: Literal["confidence", "left_to_right"] = "confidence"
+    order: Order = "confidence"
+    """Which positions come first. Of the model's distribution at temperature 1, without ban:
+    `confidence` the probability of the token drawn, `margin` that of the best token less that of
+    the second, `entropy` the lowest. `middle`: nearest to the middle of its run of masks. A refill
+    takes back the least confident, or `random` ones (the check whether aiming matters)."""
     order_noise: float = 0.0
-    """Gumbel noise on the log confidences when choosing positions; 0 in the last pass."""
-    quota: Literal["linear", "cosine"] = "linear"
-    """How the number still masked falls over the passes."""
+    """Gumbel noise on the log confidences (log margins, negative entropies) when choosing
+    positions; falls linearly to 0 in the last pass."""
+    quota: Quota = "linear"
+    """How many a pass accepts, walking down the order. `linear`, `cosine`: how the number still
+    masked falls over the passes. `threshold`: all with probability above `bound` (Fast-dLLM).
+    `factor`: the i-th while (i + 1) (1 - its probability) stays within `bound` (Fast-dLLM).
+    `entropy_bound`: while the sum of entropies less the largest stays within `bound` nats
+    (arXiv:2505.24857). `one_per_run`: the first of every run of masks, so that runs halve and
+    nothing accepted together is close (dInfer's hierarchy). All accept at least one."""
+    bound: float | None = None
+    """What `threshold`, `factor` and `entropy_bound` compare with; usual 0.9, 1.0 and 0.1."""
     tokens_per_pass: int | None = None
     """Accept exactly so many positions a pass instead of following `quota`."""
     commit_gap: int = 1
@@ -33,17 +54,64 @@ class Stage:
     neighbour_ban: float = 0.0
     """Subtracted from the logit of a token already standing to the left or right."""
 
+    @property
+    def refills(self) -> bool:
+        return self.remask_fraction > 0
+
+    @property
+    def is_adaptive(self) -> bool:
+        return self.quota in ADAPTIVE
+
     def __post_init__(self) -> None:
         require(self.num_passes >= 0, "a stage's num_passes must not be negative")
         require(0.0 <= self.remask_fraction <= 1.0, "a stage's remask_fraction must lie in [0, 1]")
         require(min(self.temperature) >= 0.0, "a stage's temperature must not be negative")
         require(0.0 <= self.min_p < 1.0, "a stage's min_p must lie in [0, 1)")
         require(self.commit_gap >= 1, "a stage's commit_gap must be at least 1")
-        counted, refills = self.tokens_per_pass is not None, self.remask_fraction > 0
         require((self.tokens_per_pass or 1) >= 1, "a stage's tokens_per_pass must be at least 1")
-        endless = self.num_passes == 0 and not refills
-        require(counted or not endless, "a draft with num_passes 0 needs tokens_per_pass")
-        require(not (refills and counted), "a refill stage has no tokens_per_pass: it redoes m")
+        require(self.order_noise >= 0, "a stage's order_noise must not be negative")
+        if self.refills:
+            self._check_refill()
+        else:
+            self._check_draft()
+
+    def _check_refill(self) -> None:
+        plain = self.tokens_per_pass is None and self.quota == "linear" and self.bound is None
+        require(plain, "a refill stage has no quota, bound or tokens_per_pass: it redoes m")
+        known = self.order in ("confidence", "random")
+        require(known, f"a refill takes back by confidence or random, not by {self.order}")
+        require(self.order_noise == 0, "a refill has no order_noise: it takes the least sure")
+
+    def _check_draft(self) -> None:
+        counted = self.tokens_per_pass is not None
+        needs_bound = self.quota in BOUNDED
+        require(
+            needs_bound == (self.bound is not None),
+            f"quota {self.quota} needs a bound"
+            if needs_bound
+            else f"quota {self.quota} has no bound: it is for {', '.join(BOUNDED)}",
+        )
+        if self.quota == "threshold" and self.bound is not None:
+            require(0 <= self.bound < 1, "a threshold's bound is a probability in [0, 1)")
+        require((self.bound or 0) >= 0, "a stage's bound must not be negative")
+        adaptive = self.is_adaptive
+        require(not (adaptive and counted), f"give quota {self.quota} or tokens_per_pass, not both")
+        if self.num_passes == 0:
+            require(
+                counted or adaptive,
+                "a draft with num_passes 0 needs tokens_per_pass, or a quota out of "
+                + ", ".join(ADAPTIVE),
+            )
+            steady = self.temperature[0] == self.temperature[1] and self.order_noise == 0
+            require(
+                steady or not adaptive,
+                f"with quota {self.quota} give num_passes, over which temperature and order_noise "
+                "fall, or one temperature and no noise",
+            )
+        noisy = self.order in ("confidence", "margin", "entropy")
+        require(
+            noisy or self.order_noise == 0, f"order {self.order} asks nobody: it has no order_noise"
+        )
 
 
 _APART = Stage(commit_gap=2, neighbour_ban=6.0)

@@ -20,7 +20,7 @@ from diffurefill.config import UserError
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import Generation, Pass
 from diffurefill.decode.order import choose
-from diffurefill.decode.sampling import sample
+from diffurefill.decode.sampling import Places, Rules, sample
 from diffurefill.model.kv_cache import KVCache
 from diffurefill.runtime import philox
 
@@ -156,30 +156,34 @@ class _Draws:
         device = canvas.ids.device
         rows = np.stack([philox(seed, *key).random(T) for seed in seeds])
         self.uniform, self.how = torch.from_numpy(rows).to(device), how
-        self.emittable = torch.as_tensor(specials.emittable, dtype=torch.bool).to(device)
-        self.inner = self.emittable.clone()
-        self.inner[specials.eos_id] = False
+        emittable = torch.as_tensor(specials.emittable, dtype=torch.bool)
+        self.forbidden = (~emittable).nonzero().squeeze(1).to(device)
+        self.specials = specials
 
     def draw(
         self, logits: Tensor, rows: Tensor, at: Tensor, *, may_end: bool
     ) -> tuple[Tensor, Tensor]:
         """Tokens and log p1 (N,) for position `at` of each of `rows` (N,) from logits (N, V)."""
-        if logits.shape[1] != len(self.emittable):
+        if logits.shape[1] != self.specials.vocab_size:
             raise UserError(
-                f"the model knows {logits.shape[1]} ids, the tokenizer {len(self.emittable)}: "
+                f"the model knows {logits.shape[1]} ids, the tokenizer {self.specials.vocab_size}: "
                 "use the tokenizer this model was trained with"
             )
-        N, how = len(rows), self.how
-        return sample(
-            logits,
-            torch.arange(N, device=logits.device),
-            torch.full((N, 2), -1, device=logits.device),
+        N, how, device = len(rows), self.how, logits.device
+        no_eos = None
+        if not may_end or how.forbid_eos:
+            no_eos = torch.ones(N, dtype=torch.bool, device=device)
+        places = Places(
+            torch.full((N, 2), -1, device=device),
             self.uniform[rows, at],
-            torch.full((N,), how.temperature, device=logits.device),
-            emittable=self.emittable if may_end and not how.forbid_eos else self.inner,
-            min_p=how.min_p,
-            neighbour_ban=0.0,
+            torch.full((N,), how.temperature, device=device),
+            no_eos,
         )
+        rules = Rules(self.forbidden, self.specials.eos_id, how.min_p)
+        drawn = sample(logits, places, rules, greedy=how.temperature == 0)
+        if not drawn.confidence.isfinite().all():
+            raise UserError("the model gave logits that are not finite: use other weights")
+        return drawn.tokens, drawn.confidence
 
 
 def _feed(model: CausalModel, ids: Tensor, ends: Counts, cache: KVCache) -> Tensor:

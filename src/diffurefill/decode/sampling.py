@@ -3,115 +3,195 @@
 The order of operations is that of spec algorithms 5.1. A token is drawn by inverting the CDF with
 one float64 uniform per position (spec performance 7): Gumbel noise in low precision would sample
 from a colder distribution than the one asked for, and would need V draws instead of one.
+Nothing here waits for a device.
 """
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from diffurefill.config import UserError
 
 CDF_BLOCK = 160
 """Width of the blocks of the two-level CDF: 461 of them for a vocabulary of 73,760."""
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits worked on at a time, by device: what stays in a core's cache, or few launches and
 temporaries of 64 MiB, however many positions are open."""
+COLDEST = 1e-30
+"""Temperatures above 0 are held above this, so that their inverse is a number."""
 
 
-def visible_neighbours(ids: Tensor, doc_ids: Tensor, at: Tensor, *, mask_id: int) -> Tensor:
-    """The tokens standing left and right of each True of `at` (B, T): (N, 2) int64, -1 for none.
+@dataclass(frozen=True, eq=False)
+class Rules:
+    """How tokens are drawn. `measures`: which of `margin` and `entropy` are wanted beside."""
+
+    forbidden: Tensor
+    """(F,) int64: ids that are never written; confidences do not count them."""
+    eos_id: int
+    min_p: float = 0.0
+    neighbour_ban: float = 0.0
+    measures: tuple[str, ...] = ()
+
+
+class Places(NamedTuple):
+    """What a draw must know of its N positions."""
+
+    neighbours: Tensor
+    """(N, 2) int64: tokens standing beside, -1 for none."""
+    uniform: Tensor
+    """(N,) float64 in [0, 1)."""
+    temperature: Tensor
+    """(N,) float32; 0 is greedy."""
+    no_eos: Tensor | None = None
+    """(N,) bool: where EOS is forbidden too; None where nowhere."""
+
+    def part(self, which: slice) -> Places:
+        no_eos = None if self.no_eos is None else self.no_eos[which]
+        return Places(self.neighbours[which], self.uniform[which], self.temperature[which], no_eos)
+
+
+class Drawn(NamedTuple):
+    """One token for each of N positions, and how sure the model is, however the token was drawn:
+    all of the softmax at temperature 1 over what may be written, before ban and truncation."""
+
+    tokens: Tensor
+    confidence: Tensor
+    """log p1 of the token."""
+    margin: Tensor | None = None
+    """log of (the best probability - the second)."""
+    entropy: Tensor | None = None
+    """In nats."""
+
+
+def visible_neighbours(ids: Tensor, doc_ids: Tensor, *, mask_id: int) -> Tensor:
+    """The tokens standing left and right of every position: (B, T, 2) int64, -1 for none.
 
     MASK, another document's tokens and padding (doc id -1) are no neighbours. A token standing on
     both sides is named once, so that it is charged once.
     """
     visible = ids.masked_fill(ids == mask_id, -1)
     same = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (doc_ids[:, 1:] >= 0)
-    left = F.pad(torch.where(same, visible[:, :-1], -1), (1, 0), value=-1)[at]
-    right = F.pad(torch.where(same, visible[:, 1:], -1), (0, 1), value=-1)[at]
-    return torch.stack([left, torch.where(right == left, -1, right)], dim=1)
+    left = F.pad(torch.where(same, visible[:, :-1], -1), (1, 0), value=-1)
+    right = F.pad(torch.where(same, visible[:, 1:], -1), (0, 1), value=-1)
+    return torch.stack([left, torch.where(right == left, -1, right)], dim=2)
 
 
-def candidate_logits(
-    logits: Tensor, neighbours: Tensor, temperature: Tensor, *, min_p: float, neighbour_ban: float
-) -> Tensor:
-    """Steps 3-5: ban, temperature, min-p. The largest of each row is 0; -inf is never drawn.
+def sample(logits: Tensor, places: Places, rules: Rules, *, greedy: bool | None = None) -> Drawn:
+    """One token for each row of logits (N, V), of any dtype; they are left as they are.
 
-    logits (N, V) float32, -inf where an id must not be written; neighbours (N, 2), -1 for none;
-    temperature (N,), where 0 (greedy) leaves the scale alone.
+    greedy: True or False where the caller knows that all or none of the temperatures are 0.
+    A row with a logit that is nan or +inf, or with nothing but -inf, has confidence nan.
     """
-    charge = torch.where(neighbours >= 0, -neighbour_ban, 0.0)
-    logits = logits.scatter_add(1, neighbours.clamp(min=0), charge)
-    # The maximum is taken off first: a tiny temperature then sends the rest to -inf, never to nan.
-    logits -= logits.amax(dim=1, keepdim=True)
-    logits /= torch.where(temperature > 0, temperature, 1.0)[:, None]
-    return logits.masked_fill_(logits < math.log(min_p), -math.inf) if min_p > 0 else logits
+    size = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[1])
+    parts = []
+    for start in range(0, max(len(logits), 1), size):
+        which = slice(start, start + size)
+        parts.append(_sample_part(logits[which], places.part(which), rules, greedy))
+    if len(parts) == 1:
+        return parts[0]
+    tokens, confidence, margin, entropy = zip(*parts, strict=True)
+    return Drawn(torch.cat(tokens), torch.cat(confidence), _joined(margin), _joined(entropy))
 
 
-def inverse_cdf(logits: Tensor, uniform: Tensor) -> Tensor:
-    """One id per row from softmax(logits): the first whose cumulative probability exceeds u.
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    known = [part for part in parts if part is not None]
+    return torch.cat(known) if known else None
 
-    logits (N, V) float32; uniform (N,) float64 in [0, 1). Cumulative sums are float64, first over
-    blocks of the vocabulary, then inside the block that was hit. Returns (N,) int64.
+
+def log_probabilities(logits: Tensor, forbidden: Tensor) -> Tensor:
+    """Log-softmax (N, V) float32 over what may be written."""
+    clean = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    return clean.index_fill_(1, forbidden, -torch.inf).log_softmax(dim=1)
+
+
+def _sample_part(logits: Tensor, places: Places, rules: Rules, greedy: bool | None) -> Drawn:
+    clean = logits.float() if logits.dtype != torch.float32 else logits.clone()
+    clean.index_fill_(1, rules.forbidden, -torch.inf)
+    if places.no_eos is not None:
+        clean[:, rules.eos_id].masked_fill_(places.no_eos, -torch.inf)
+    log_p = clean.log_softmax(dim=1)
+    scaled = scaled_logits(log_p, places.neighbours, places.temperature, rules.neighbour_ban)
+    if greedy:
+        tokens = scaled.argmax(dim=1)
+    else:
+        tokens = inverse_cdf(weights(scaled, rules.min_p), places.uniform)
+        if greedy is None:
+            tokens = torch.where(places.temperature == 0, scaled.argmax(dim=1), tokens)
+    confidence = log_p.gather(1, tokens[:, None])[:, 0]
+    return Drawn(tokens, confidence, *_measures(log_p, rules.measures))
+
+
+def _measures(log_p: Tensor, wanted: tuple[str, ...]) -> tuple[Tensor | None, Tensor | None]:
+    """Margin and entropy, each (N,) where wanted."""
+    margin = entropy = None
+    if "margin" in wanted:
+        best = log_p.topk(min(2, log_p.shape[1]), dim=1).values.exp()
+        gap = best[:, 0] - best[:, 1] if best.shape[1] == 2 else best[:, 0]
+        margin = gap.clamp(min=1e-38).log()
+    if "entropy" in wanted:
+        entropy = torch.special.entr(log_p.exp()).sum(dim=1)
+    return margin, entropy
+
+
+def scaled_logits(log_p: Tensor, neighbours: Tensor, temperature: Tensor, ban: float) -> Tensor:
+    """Steps 3 and 4, ban and temperature, of log_p (N, V): (N, V), a new tensor.
+
+    Where temperature (N,) is 0 the scale is left alone: the argmax is the same.
     """
-    N, V = logits.shape
-    blocks = F.pad(logits.softmax(dim=1), (0, -V % CDF_BLOCK)).view(N, -1, CDF_BLOCK)
-    cdf = blocks.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    inverse = 1 / torch.where(temperature > 0, temperature.clamp(min=COLDEST), 1.0)
+    scaled = log_p * inverse[:, None]
+    if ban == 0:
+        return scaled
+    charge = torch.where(neighbours >= 0, -ban * inverse[:, None], 0.0)
+    return scaled.scatter_add_(1, neighbours.clamp(min=0), charge)
+
+
+def weights(scaled: Tensor, min_p: float) -> Tensor:
+    """Step 5: probabilities (N, V) up to a factor, 0 where below `min_p` of the largest."""
+    if min_p == 0:
+        return scaled.softmax(dim=1)
+    relative = (scaled - scaled.amax(dim=1, keepdim=True)).exp_()
+    just_below = float(np.nextafter(np.float32(min_p), np.float32(0)))
+    return F.threshold(relative, just_below, 0.0, inplace=True)
+
+
+def inverse_cdf(weight: Tensor, uniform: Tensor) -> Tensor:
+    """One id per row of weight (N, V): the first whose cumulative share exceeds uniform (N,).
+
+    The CDF is float64 over blocks of the vocabulary, then inside the block that was hit. What is
+    left of the uniform there is scaled to the block's own float64 sum: rounding in the float32
+    sums of blocks then changes a token's share by a part in 10^7 of itself, however rare it is.
+    """
+    N, V = weight.shape
+    whole = V // CDF_BLOCK * CDF_BLOCK
+    blocks = weight[:, :whole].view(N, whole // CDF_BLOCK, CDF_BLOCK)
+    sums = [blocks.sum(dim=2), weight[:, whole:].sum(dim=1, keepdim=True)]
+    mass = torch.cat(sums, dim=1).double()
+    cdf = mass.cumsum(dim=1)
     target = uniform * cdf[:, -1]
-    block = _first_above(cdf, target)
-    before = F.pad(cdf, (1, 0)).gather(1, block[:, None])[:, 0]
-    inside = blocks[torch.arange(N, device=block.device), block].double().cumsum(dim=1)
-    return block * CDF_BLOCK + _first_above(inside, target - before)
+    block = _first_above(cdf, target)[:, None]
+    before, own = (cdf - mass).gather(1, block)[:, 0], mass.gather(1, block)[:, 0]
+    # The last block may be short: its missing columns repeat the last one, with weight 0.
+    columns = block * CDF_BLOCK + torch.arange(CDF_BLOCK, device=weight.device)
+    inside = weight.gather(1, columns.clamp(max=V - 1)).double()
+    inside = inside.masked_fill_(columns >= V, 0.0).cumsum(dim=1)
+    share = ((target - before) / own).clamp(0.0, 1.0)
+    found = block[:, 0] * CDF_BLOCK + _first_above(inside, share * inside[:, -1])
+    return found.clamp(max=V - 1)
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
     """Index of the first entry of each row of `cdf` above `target`: never one of probability 0.
 
     Rounding can lift the target to the total; it is held just below, where the last id of positive
-    probability answers.
+    probability answers. In a row of nan the answer means nothing, but is an index.
     """
     total = cdf[:, -1]
     below = torch.nextafter(total, torch.zeros_like(total))
-    return torch.searchsorted(cdf, torch.minimum(target, below)[:, None], right=True)[:, 0]
-
-
-def sample(
-    logits: Tensor,
-    slot: Tensor,
-    neighbours: Tensor,
-    uniform: Tensor,
-    temperature: Tensor,
-    *,
-    emittable: Tensor,
-    min_p: float,
-    neighbour_ban: float,
-) -> tuple[Tensor, Tensor]:
-    """One token and its confidence for each of N positions: ids (N,) int64, log p1 (N,) float32.
-
-    logits (M, V) of any dtype, slot (N,) their row for each position; emittable (V,) bool. log p1
-    is the log-softmax over emittable ids at temperature 1, before ban and truncation: how sure the
-    model is, not how the token was drawn. Raises UserError for nan or inf.
-    """
-    size = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[1])
-    tokens, confidence = [], []
-    for start in range(0, len(slot), size):
-        part = slice(start, start + size)
-        clean = logits[slot[part]].float().masked_fill_(~emittable, -math.inf)  # indexing copies
-        if not clean.amax(dim=1).isfinite().all():
-            raise UserError("the denoiser gave logits that are not finite: use other weights")
-        scaled = candidate_logits(
-            clean, neighbours[part], temperature[part], min_p=min_p, neighbour_ban=neighbour_ban
-        )
-        greedy = temperature[part] == 0
-        if greedy.all():
-            drawn = scaled.argmax(dim=1)
-        else:
-            drawn = inverse_cdf(scaled, uniform[part])
-            if greedy.any():
-                drawn = torch.where(greedy, scaled.argmax(dim=1), drawn)
-        tokens.append(drawn)
-        confidence.append(clean.log_softmax(dim=1).gather(1, drawn[:, None])[:, 0])
-    return torch.cat(tokens), torch.cat(confidence)
+    found = torch.searchsorted(cdf, torch.minimum(target, below)[:, None], right=True)[:, 0]
+    return found.clamp(max=cdf.shape[1] - 1)

@@ -18,7 +18,7 @@ from diffurefill.config import Stage
 
 def pass_indices(stage: Stage) -> Iterable[int]:
     """k = 0, 1, ...: `num_passes` of them, or without end where a draft takes as many as needed."""
-    if stage.num_passes == 0 and stage.remask_fraction == 0:
+    if stage.num_passes == 0 and not stage.refills:
         return itertools.count()
     return range(stage.num_passes)
 
@@ -29,7 +29,8 @@ def is_last(stage: Stage, k: int) -> bool:
 
 
 def planned_passes(stage: Stage, num_fillable: Tensor) -> Tensor:
-    """K of each row, (B,) int64, for the schedules: `num_passes`, or n over `tokens_per_pass`."""
+    """K of each row, (B,) int64, for the schedules: `num_passes`, or n over `tokens_per_pass`; 1
+    where nobody knows, for then nothing falls over the passes."""
     if stage.num_passes > 0 or stage.tokens_per_pass is None:
         return torch.full_like(num_fillable, max(1, stage.num_passes))
     return (-(-num_fillable // stage.tokens_per_pass)).clamp(min=1)
@@ -53,9 +54,10 @@ def quota(stage: Stage, k: int, num_fillable: Tensor, num_masked: Tensor) -> Ten
     """How many positions each row accepts in draft pass k, (B,) int64.
 
     By schedule floor(n * gamma((k+1)/K)) stay masked after the pass, so what the commit gap kept
-    back earlier is caught up here; at least one is accepted, and all in the last pass.
+    back earlier is caught up here; at least one is accepted, and all in the last pass. An adaptive
+    quota has no number: all may be accepted.
     """
-    if is_last(stage, k):
+    if is_last(stage, k) or stage.is_adaptive:
         return num_masked
     if stage.tokens_per_pass is not None:
         return torch.full_like(num_masked, stage.tokens_per_pass)

@@ -1,0 +1,248 @@
+"""One pass: mask, one denoiser call at the open positions, a token for each, accept some or all.
+
+A draft pass accepts some of what is masked; a refill pass re-masks the least sure positions and
+fills them all again. A row's result depends on its own canvas and seed alone: its random numbers
+are keyed by (seed, stage, pass, block) and indexed by position. Source: spec algorithms 5.1-5.4.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffurefill.config import Stage, UserError
+from diffurefill.decode import stages as schedule
+from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.order import Sureness, accept, choose, measures, order_score, ranking
+from diffurefill.decode.record import Pass
+from diffurefill.decode.sampling import Drawn, Places, Rules, sample, visible_neighbours
+from diffurefill.runtime import philox
+
+
+class Denoiser(Protocol):
+    """What decoding asks of a model: logits (N, V) at the True positions of `at`, row-major."""
+
+    def __call__(
+        self, canvas: Tensor, doc_ids: Tensor | None = None, at: Tensor | None = None
+    ) -> Tensor: ...
+
+
+@dataclass(eq=False)
+class Run:
+    """What stays the same through all passes, and what they cost."""
+
+    denoiser: Denoiser
+    canvas: Canvas
+    specials: Specials
+    seeds: list[int]
+    forbidden: Tensor
+    """(F,) int64: ids that are never written."""
+    no_eos: Tensor | None = None
+    """(B, T) bool: where EOS is forbidden too."""
+    num_forward_passes: int = 0
+    num_row_passes: int = 0
+
+    def uniforms(self, use: str, at: At) -> Tensor:
+        """(B, T) float64 in [0, 1). A longer row only draws further: padding changes nothing."""
+        T = self.canvas.ids.shape[1]
+        block = ("block", at.block) if at.block else ()
+        rows = [philox(seed, use, at.stage, at.index, *block).random(T) for seed in self.seeds]
+        return torch.from_numpy(np.stack(rows)).to(self.canvas.ids.device)
+
+    def logits(self, seen: Tensor, at: Tensor) -> Tensor:
+        """The denoiser's logits (N, V) at the True positions of `at`, N > 0, row-major.
+
+        Rows without one are left out of the call, and columns that only they reach.
+        """
+        rows = at.any(dim=1)
+        doc_ids = self.canvas.doc_ids
+        if not rows.all():
+            seen, doc_ids, at = seen[rows], doc_ids[rows], at[rows]
+            width = int((doc_ids >= 0).any(dim=0).sum())
+            seen, doc_ids, at = seen[:, :width], doc_ids[:, :width], at[:, :width]
+        self.num_forward_passes += 1
+        self.num_row_passes += len(seen)
+        logits = self.denoiser(seen, doc_ids, at)
+        if logits.shape[1] != self.specials.vocab_size:
+            raise UserError(
+                f"the denoiser knows {logits.shape[1]} ids, the tokenizer "
+                f"{self.specials.vocab_size}: use the tokenizer this model was trained with"
+            )
+        return logits
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the plan a pass stands."""
+
+    stage: int
+    index: int
+    block: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """What passes hand on; tensors (B, T)."""
+
+    ids: Tensor
+    confidence: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    """One pass's logits (N, V), with what is needed to draw at any open position from any ids."""
+
+    run: Run
+    stage: Stage
+    logits: Tensor
+    slots: Tensor
+    """(N,) of B * T: the position that a row of `logits` belongs to."""
+    uniform: Tensor
+    """(B, T)"""
+    temperature: Tensor
+    """(B,)"""
+
+    def draw(self, ids: Tensor, which: Tensor | None = None) -> Drawn:
+        """A token at each slot, or at those of `which` (M,) of N, with `ids` around them."""
+        run, stage = self.run, self.stage
+        slots = self.slots if which is None else self.slots[which]
+        logits = self.logits if which is None else self.logits[which]
+        beside = visible_neighbours(ids, run.canvas.doc_ids, mask_id=run.specials.mask_id)
+        places = Places(
+            beside.view(-1, 2)[slots],
+            self.uniform.view(-1)[slots],
+            self.temperature[slots // ids.shape[1]],
+            None if run.no_eos is None else run.no_eos.view(-1)[slots],
+        )
+        rules = Rules(
+            run.forbidden, run.specials.eos_id, stage.min_p, stage.neighbour_ban, measures(stage)
+        )
+        greedy = max(stage.temperature) == 0 or (False if min(stage.temperature) > 0 else None)
+        drawn = sample(logits, places, rules, greedy=greedy)
+        if not drawn.confidence.isfinite().all():
+            raise UserError("the denoiser gave logits that are not finite: use other weights")
+        return drawn
+
+
+def draft_pass(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> Pass | None:
+    """Fill some of what is masked in `region` (B, T); None when nothing is."""
+    open_ = region & (state.ids == run.specials.mask_id)
+    draws = _draws(run, stage, at, region, state.ids, open_)
+    if draws is None:
+        return None
+    drawn = draws.draw(state.ids)
+    sure = _sureness(draws.slots, drawn, state.confidence)
+    score = _score(run, stage, at, region, open_, sure)
+    num_fillable, num_masked = region.sum(dim=1), open_.sum(dim=1)
+    quota = schedule.quota(stage, at.index, num_fillable, num_masked)
+    if schedule.is_last(stage, at.index):
+        accepted = choose(score, open_, quota, stage.commit_gap)
+    else:
+        accepted = accept(stage, score, open_, quota, sure)
+    after = _put(state, draws.slots, drawn, accepted)
+    if schedule.is_last(stage, at.index):
+        after = _place_waived(draws, score, open_ & ~accepted, after)
+        accepted = open_
+    return _record(run, stage, at, state, after, accepted, torch.zeros_like(open_))
+
+
+def refill_pass(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> Pass | None:
+    """Take back the least sure of `region` (B, T) and fill them again; None for an empty region."""
+    count = schedule.remask_count(stage, region.sum(dim=1))
+    score = _gumbel(run, at) if stage.order == "random" else -state.confidence
+    remasked = choose(score, region, count, stage.commit_gap)
+    seen = replace(state, ids=state.ids.masked_fill(remasked, run.specials.mask_id))
+    draws = _draws(run, stage, at, region, seen.ids, remasked)
+    if draws is None:
+        return None
+    after = _put(seen, draws.slots, draws.draw(seen.ids), remasked)
+    return _record(run, stage, at, state, after, remasked, remasked)
+
+
+def _draws(
+    run: Run, stage: Stage, at: At, region: Tensor, seen: Tensor, open_: Tensor
+) -> _Draws | None:
+    """The pass's denoiser call, at the open positions of the canvas `seen`; None without any."""
+    slots = open_.flatten().nonzero().squeeze(1)
+    if len(slots) == 0:
+        return None
+    logits = run.logits(seen, open_)
+    planned = schedule.planned_passes(stage, region.sum(dim=1))
+    temperature = schedule.temperature(stage, at.index, planned)
+    return _Draws(run, stage, logits, slots, run.uniforms("sample", at), temperature)
+
+
+def _score(run: Run, stage: Stage, at: At, region: Tensor, open_: Tensor, sure: Sureness) -> Tensor:
+    noise = schedule.order_noise(stage, at.index, schedule.planned_passes(stage, region.sum(dim=1)))
+    random = stage.order_noise > 0 or stage.order == "random"
+    gumbel = _gumbel(run, at) if random else torch.zeros_like(sure.confidence)
+    return order_score(stage, sure, open_, noise, gumbel)
+
+
+def _gumbel(run: Run, at: At) -> Tensor:
+    """Standard Gumbel noise (B, T) float32 on the order."""
+    return -(-run.uniforms("order", at).clamp(min=1e-300).log()).log().float()
+
+
+def _sureness(slots: Tensor, drawn: Drawn, like: Tensor) -> Sureness:
+    """What was measured at the slots, at their positions of (B, T)."""
+
+    def spread(values: Tensor) -> Tensor:
+        return torch.zeros_like(like).view(-1).index_copy_(0, slots, values).view_as(like)
+
+    margin = None if drawn.margin is None else spread(drawn.margin)
+    entropy = None if drawn.entropy is None else spread(drawn.entropy)
+    return Sureness(spread(drawn.confidence), margin, entropy)
+
+
+def _put(state: State, slots: Tensor, drawn: Drawn, where: Tensor) -> State:
+    """`state` with what was drawn at the slots, kept at the True positions of `where` (B, T)."""
+    ids = state.ids.flatten().index_copy(0, slots, drawn.tokens).view_as(where)
+    confidence = state.confidence.flatten().index_copy(0, slots, drawn.confidence).view_as(where)
+    return State(
+        torch.where(where, ids, state.ids), torch.where(where, confidence, state.confidence)
+    )
+
+
+def _place_waived(draws: _Draws, score: Tensor, waived: Tensor, state: State) -> State:
+    """Fill what the gap kept out of the last pass, as if one by one in score order in each row.
+
+    Each is drawn again, from the same logits and uniform, so that the ban sees the tokens that
+    this pass has just placed beside it. Only neighbours see each other: all that come before their
+    waiting neighbours are placed at once. Runs of waived positions are shorter than two gaps.
+    """
+    T = waived.shape[1]
+    place = torch.arange(T, 0, -1, device=waived.device).expand_as(waived)
+    turn = torch.zeros_like(state.ids).scatter(1, ranking(score, waived), place)
+    for _ in range(2 * (draws.stage.commit_gap - 1)):
+        waiting = turn * waived
+        ahead = torch.maximum(F.pad(waiting[:, :-1], (1, 0)), F.pad(waiting[:, 1:], (0, 1)))
+        now = waived & (waiting > ahead)
+        which = now.flatten()[draws.slots].nonzero().squeeze(1)
+        if len(which) == 0:
+            break
+        state = _put(state, draws.slots[which], draws.draw(state.ids, which), now)
+        waived = waived & ~now
+    return state
+
+
+def _record(
+    run: Run, stage: Stage, at: At, before: State, after: State, accepted: Tensor, remasked: Tensor
+) -> Pass:
+    return Pass(
+        canvas=run.canvas,
+        stage=at.stage,
+        index=at.index,
+        num_passes=stage.num_passes,
+        ids=after.ids,
+        confidence=after.confidence,
+        accepted=accepted,
+        remasked=remasked,
+        previous_ids=before.ids,
+        block=at.block,
+    )
