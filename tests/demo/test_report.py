@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from diffurefill.decode.view.frames import Cell, Frame
 from diffurefill.demo.chart import line_chart
 from diffurefill.demo.report import generation_rows, write_reports
 from diffurefill.demo.writing import Written
@@ -39,7 +40,8 @@ FACTS: dict[str, Any] = {
     ],
     "text": {"draft only": {"doubled_share": 0.1, "distinct_2": 0.5, "own_ce": 3.25}},
 }  # fmt: skip
-WRITTEN = [Written("continue '<b>'", "a <i> & ```", "b <script>", 3, 20, [], "<div>frames</div>")]
+FRAME = Frame("draft", "1/1", (Cell("accepted", "<script>alert(1)</script>", 0.5),))
+WRITTEN = [Written("continue '<b>'", "a <i> & ```", "b <script>", 3, 20, [FRAME])]
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ def test_both_reports_hold_every_fact(reports: tuple[str, str]) -> None:
 
 def test_what_the_model_wrote_is_never_markup(reports: tuple[str, str]) -> None:
     markdown, page = reports
-    assert "<script>" not in page
+    assert page.count("<script>") == 1, "the viewer's own"
+    assert "alert(1)" in page
+    assert "<script>alert" not in page
     assert "````\na <i> & ```\n````" in markdown
 
 

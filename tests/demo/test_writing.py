@@ -35,7 +35,7 @@ def test_samples_keep_what_was_given_and_say_what_refilling_did(
         assert sample.num_forward_passes == 20
         assert sample.num_changed > 0
         assert sample.draft != sample.text
-        assert "<figure>" in sample.html
+        assert len(sample.frames) == 20
     if is_python:
         before, after = PYTHON_INFILL.split("[MASK*14]")
         assert samples[-1].text.startswith(before)

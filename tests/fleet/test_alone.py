@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diffurefill.config import Phase, RunConfig, Source, UserError, load_preset
+from diffurefill.decode.view.views import Views
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
@@ -189,7 +190,7 @@ def test_the_autoregressive_twin_continues_text_and_fills_no_gap(tmp_path: Path)
     train_alone(tmp_path / "ar", config, 4, quiet)
     model = load(str(tmp_path / "ar"))
     prompts = ["the quick", "a"]
-    texts = model.generate(prompts, 8, seed=3, watch=True)
+    texts = model.generate(prompts, 8, seed=3, views=Views(terminal=True))
     assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True))
     assert model.generate(prompts[1:], 8, seed=4) == texts[1:]  # row 1 had seed 3 + 1
     greedy = load_preset("decode-left-to-right").decode.stages

@@ -72,6 +72,18 @@ class _Writing:
     seed: int = 0
     watch: bool = False
     """Show the canvas pass by pass."""
+    save_html: Path | None = None
+    """Write that as a page with a slider and a play button."""
+    save_gif: Path | None = None
+    """Write that as an animated GIF."""
+
+    def views(self) -> Any:
+        """Where to show it; UserError where that could not be written."""
+        from diffurefill.decode.view.views import Views
+
+        views = Views(terminal=self.watch, page=self.save_html, gif=self.save_gif)
+        views.check()
+        return views
 
 
 @dataclass(kw_only=True)
@@ -86,10 +98,11 @@ class Generate(_Writing):
     def run(self) -> int:
         from diffurefill.fleet.loading import load
 
+        views = self.views()
         model = load(self.model, self.weights)
         texts = model.generate(
             self.prompt or ("",), self.num_tokens, stages=stages(self.decode), seed=self.seed,
-            watch=self.watch,
+            views=views,
         )  # fmt: skip
         for text in texts:
             say(text)
@@ -106,8 +119,9 @@ class Infill(_Writing):
     def run(self) -> int:
         from diffurefill.fleet.loading import load
 
+        views = self.views()
         model = load(self.model, self.weights)
-        text = model.infill(self.text, stages=stages(self.decode), seed=self.seed, watch=self.watch)
+        text = model.infill(self.text, stages=stages(self.decode), seed=self.seed, views=views)
         say(text)
         return 0
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffurefill.decode.view.page import Sample, fragment
 from diffurefill.demo.chart import line_chart
 from diffurefill.demo.writing import Written
 
@@ -17,7 +18,7 @@ PAGE_STYLE = (
     "td:last-child,th:last-child{text-align:left}"
     "pre{background:#f6f6f6;padding:.8em;white-space:pre-wrap;overflow-wrap:anywhere}"
     "svg{max-width:100%;height:auto}h2{margin-top:2em}"
-    ".dr p{font-family:ui-monospace,monospace;font-size:14px}"
+    ".dr .canvas{font-family:ui-monospace,monospace;font-size:14px}"
 )
 
 
@@ -124,14 +125,16 @@ def _html(facts: dict[str, Any], written: Sequence[Written]) -> str:
     items = "".join(f"<li>{html.escape(s)}</li>" for s in _summary(facts))
     decoder = "".join(f"<li>{html.escape(s)}</li>" for s in _decoder(facts))
     samples = "".join(
-        f"<h2>{html.escape(item.title)}</h2><p>{item.num_changed} tokens changed by refilling, "
-        f"{item.num_forward_passes} forward passes in all. Drag to see each pass.</p>{item.html}"
+        f"<li>{html.escape(item.title)}: {item.num_changed} tokens changed by refilling, "
+        f"{item.num_forward_passes} forward passes in all.</li>"
         for item in written
     )
+    viewer = fragment([Sample(item.title, item.frames) for item in written])
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>DiffuRefill demo</title>'
         f'<meta name="viewport" content="width=device-width"><style>{PAGE_STYLE}</style>'
-        f"<h1>DiffuRefill demo</h1><ul>{items}</ul>{chart}{samples}"
+        f"<h1>DiffuRefill demo</h1><ul>{items}</ul>{chart}"
+        f"<h2>What it writes, pass by pass</h2><ul>{samples}</ul>{viewer}"
         f"<h2>How it decodes</h2><ul>{decoder}</ul><p>{html.escape(CHOICE)}</p>"
         f"{_html_table(text_rows(facts))}"
         f"<h2>Every generation</h2>{_html_table(generation_rows(facts))}</html>"

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffurefill.config import RunConfig, UserError, load_preset, with_paths
-from diffurefill.decode.viewer import Viewer, replay
+from diffurefill.decode.view.terminal import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
 from diffurefill.demo.report import generation_rows, write_reports
 from diffurefill.demo.writing import Written, held_out_statistics, sample_statistics, write_samples
@@ -66,7 +66,7 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
             "seed": config.seed,
             **provenance(" ".join(["diffurefill", *sys.argv[1:]])),
         }
-    _show(model, written)
+    _show(written)
     facts["seconds"] = round(time.monotonic() - began, 1)
     (folder / "demo.json").write_text(json.dumps(facts, indent=1), "utf-8")
     write_reports(folder, facts, written)
@@ -147,12 +147,12 @@ def _model_facts(model: LoadedModel, kind: str, config: RunConfig) -> dict[str, 
     }
 
 
-def _show(model: LoadedModel, written: Sequence[Written]) -> None:
+def _show(written: Sequence[Written]) -> None:
     """The first continuation and the infill pass by pass, then every text."""
     console = Console()
     for item in (written[0], written[-1]):
         console.rule(item.title)
-        replay(item.trajectory, Viewer(model.decode_token, console=console))
+        replay(item.frames, Viewer(console))
     for item in written[1:-1]:
         console.rule(item.title)
         console.print(item.text, markup=False, highlight=False)

@@ -9,8 +9,8 @@ import numpy as np
 
 from diffurefill.config import ProbeConfig, Stage
 from diffurefill.decode.canvas import Canvas, continuation
-from diffurefill.decode.generate import Pass, cut_at_eos
-from diffurefill.decode.viewer import frames_html
+from diffurefill.decode.generate import cut_at_eos
+from diffurefill.decode.view.frames import Frame, frames
 from diffurefill.evaluate.probes import held_out_ce, make_probe
 from diffurefill.evaluate.text import distinct_share, doubled_share
 from diffurefill.fleet.loading import LoadedModel
@@ -38,8 +38,8 @@ class Written:
     num_changed: int
     """Tokens that refilling changed."""
     num_forward_passes: int
-    trajectory: list[Pass]
-    html: str
+    frames: list[Frame]
+    """Pass by pass."""
 
     def to_json(self) -> dict[str, Any]:
         keys = ("title", "draft", "text", "num_changed", "num_forward_passes")
@@ -109,8 +109,7 @@ def _write(model: LoadedModel, canvas: Canvas, title: str, seed: int, start: int
         text=decode(after),
         num_changed=int((drafts[-1].ids != done.ids).sum()),
         num_forward_passes=done.num_forward_passes,
-        trajectory=done.trajectory,
-        html=frames_html(done.trajectory, model.decode_token),
+        frames=frames(done.trajectory, model.tokenizer.decode_inner),
     )
 
 

@@ -16,7 +16,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
-from diffurefill.decode.viewer import Viewer, replay
+from diffurefill.decode.view.views import Views
 from diffurefill.evaluate.probe_sets import load_probes
 from diffurefill.evaluate.probes import (
     DecodingAccuracy,
@@ -32,6 +32,7 @@ from diffurefill.runtime import default_device
 from diffurefill.train.checkpoint import load_weights, schema
 from diffurefill.train.tensorfile import require_schema, schema_of
 
+NO_VIEWS = Views()
 GAP = re.compile(r"\[MASK\*(\d+)\]")
 
 
@@ -70,13 +71,13 @@ class LoadedModel:
         *,
         stages: Sequence[Stage] | None = None,
         seed: int = 0,
-        watch: bool = False,
+        views: Views = NO_VIEWS,
     ) -> list[str]:
         """Each prompt with `num_tokens` more tokens, cut where the model ends the text."""
         encoded = self.tokenizer.encode_batch(list(prompts))
         length = self.config.data.row_length
         canvas = continuation(encoded, num_tokens, self.specials, max_tokens=length)
-        done = self.fill(canvas, stages=stages, seed=seed, watch=watch)
+        done = self.fill(canvas, stages=stages, seed=seed, views=views)
         rows = zip(canvas.rows(done.ids.cpu()), encoded, strict=True)
         cut = [cut_at_eos(ids, self.tokenizer.eos_id, 1 + len(given)) for ids, given in rows]
         return [self.tokenizer.decode(ids) for ids in cut]
@@ -87,10 +88,10 @@ class LoadedModel:
         *,
         stages: Sequence[Stage] | None = None,
         seed: int = 0,
-        watch: bool = False,
+        views: Views = NO_VIEWS,
     ) -> str:
         """`text` with every [MASK*n] filled by n tokens."""
-        done = self.fill(self.gaps(text), stages=stages, seed=seed, watch=watch, forbid_eos=True)
+        done = self.fill(self.gaps(text), stages=stages, seed=seed, views=views, forbid_eos=True)
         return self.tokenizer.decode(done.ids[0].tolist())
 
     def gaps(self, text: str) -> Canvas:
@@ -109,7 +110,7 @@ class LoadedModel:
         *,
         stages: Sequence[Stage] | None = None,
         seed: int = 0,
-        watch: bool = False,
+        views: Views = NO_VIEWS,
         forbid_eos: bool = False,
     ) -> Generation:
         """Fill a canvas with the run's own decoder, or with `stages`. Row i has seed `seed + i`.
@@ -121,7 +122,7 @@ class LoadedModel:
         canvas = canvas.to(self.device)
         if self.config.model.causal:
             how = replace(left_to_right(stages), forbid_eos=forbid_eos)
-            on_pass = (lambda _: None) if watch else None
+            on_pass = (lambda _: None) if views else None
             done = self.continue_text(canvas, how, seeds, on_pass)
         else:
             done = generate(
@@ -132,8 +133,8 @@ class LoadedModel:
                 seeds=seeds,
                 forbid_eos=forbid_eos,
             )
-        if watch:  # a pass takes milliseconds here, too quick to be seen: show it afterwards
-            replay(done.trajectory, Viewer(self.decode_token))
+        # A pass takes milliseconds here, too quick to be seen: it is shown afterwards.
+        views.show(done.trajectory, self.tokenizer.decode_inner)
         return done
 
     def continue_text(
@@ -153,9 +154,6 @@ class LoadedModel:
             seeds=seeds,
             on_pass=on_pass,
         )
-
-    def decode_token(self, token: int) -> str:
-        return self.tokenizer.decode_inner([token])
 
     def held_out(self) -> HeldOut:
         return held_out_ce(
