@@ -55,6 +55,7 @@ from diffurefill.model.denoiser import Denoiser, num_parameters
 from diffurefill.objective.corruption import corrupt
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import philox
+from diffurefill.train.compiling import compile_blocks
 from diffurefill.train.step import train_step
 
 SEED = 0
@@ -140,8 +141,7 @@ def our_step(
     model = Denoiser(config.model)
     model.init_weights(torch.Generator().manual_seed(SEED))
     if is_compiled:
-        for block in model.blocks:
-            block.compile()
+        compile_blocks(model)
     optimizer, rows = build_optimizer(model, config.optim), make_rows(config)
     mask_id = config.model.vocab_size - 1
 

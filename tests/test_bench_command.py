@@ -1,13 +1,13 @@
-"""`diffurefill bench train` on a tiny run: what is measured, shown and refused."""
+"""`diffurefill bench ...` on a tiny run: what is measured, shown and refused."""
 
 import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
-from diffurefill.commands.bench import BenchTrain, require_device
+from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
+from diffurefill.commands.bench.shared import Bench
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.loader import Loader
 from diffurefill.train.flops import Peak, six_nd, step_flops
@@ -18,7 +18,7 @@ from tests.tiny import tiny_config, write_corpus
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
     known = Peak(1e9, "a peak for tests")
-    monkeypatch.setattr("diffurefill.train.flops.device_peak", lambda *_: known)
+    monkeypatch.setattr("diffurefill.train.speed.peak_of", lambda *_: known)
     return tiny_config(write_corpus(tmp_path))
 
 
@@ -75,21 +75,50 @@ def test_muon_is_measured_where_the_run_uses_it(
     assert json.loads(capsys.readouterr().out)["optimizer"] == "muon"
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("gpu9", "no device 'gpu9'"),
-        ("mps", "not on 'mps'"),
-        ("cuda:99", "no device 'cuda:99' here"),
-    ],
-)
-def test_a_device_that_is_not_there_is_refused(name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
-        require_device(name)
+@pytest.mark.parametrize("bench", [BenchTrain, BenchAttention, BenchOptimizer])
+def test_a_device_that_is_not_there_is_refused(bench: type[Bench], config: RunConfig) -> None:
+    with pytest.raises(UserError, match="no device 'cuda:99' here"):
+        bench(settings=config, device="cuda:99").run()
 
 
-def test_cpu_is_always_there() -> None:
-    assert require_device("cpu:0") == torch.device("cpu")
+def test_attention_is_timed_on_every_backend_that_runs(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BenchAttention(settings=config, repeats=1, json=True, device="cpu").run() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["backends"]) == {"full", "sdpa", "loop"}
+    assert set(found["refused"]) == {"flex", "varlen"}
+    assert found["backends"]["full"]["over_full"] == 1.0
+    rows = config.train.micro_batch_rows
+    assert found["shape"] == {"rows": rows, "heads": 2, "positions": 32, "head_dim": 16}
+    assert 0 < found["visible_keys"] <= 32
+    assert found["by_rule"] in ("sdpa", "loop", "whole rows")
+
+
+def test_optimisers_are_timed_beside_forward_and_backward(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BenchOptimizer(settings=config, repeats=1, json=True, device="cpu").run() == 0
+    found = json.loads(capsys.readouterr().out)
+    ours = {"AdamW, fused", "AdamW, foreach", "AdamW, cautious", "Muon", "Muon, cautious"}
+    assert ours <= set(found["ms"]) <= {*ours, "forward and backward", "torch.optim.Muon"}
+    assert found["share_of_micro_batch"]["forward and backward"] == 1.0
+    assert all(ms > 0 for ms in found["ms"].values())
+
+
+def test_their_tables_name_what_was_measured(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert BenchAttention(settings=config, repeats=1, preset="tiny").run() == 0
+    assert BenchOptimizer(settings=config, repeats=1, preset="tiny").run() == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in ("attention of tiny", "loop", "over full", "optimisers of tiny", "Muon, cautious"):
+        assert words in shown
+
+
+def test_a_bench_of_no_repeats_is_refused(config: RunConfig) -> None:
+    with pytest.raises(UserError, match="--repeats must be at least 1"):
+        BenchAttention(settings=config, repeats=0).run()
 
 
 def test_a_bench_of_no_steps_is_refused(config: RunConfig) -> None:

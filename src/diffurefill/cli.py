@@ -16,7 +16,7 @@ from typing import Any
 
 import tyro
 
-from diffurefill.commands.bench import BenchTrain
+from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
@@ -57,6 +57,8 @@ COMMANDS: dict[str, type[Any]] = {
     "bench train": BenchTrain,
     "bench pilot": BenchPilot,
     "bench speed": BenchSpeed,
+    "bench attention": BenchAttention,
+    "bench optimizer": BenchOptimizer,
 }
 """A command of two words belongs to the group that the first one names."""
 

@@ -34,6 +34,33 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def require_device(name: str | None) -> torch.device:
+    """The device called `name`, or the default one; UserError where it is not to be had here."""
+    import torch
+
+    if name is None:
+        return default_device()
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"no device {name!r}: say cpu, cuda or cuda:0") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda":
+        raise UserError(f"training runs on cpu and cuda, not on {name!r}")
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (device.index or 0) >= found:
+        raise UserError(f"no device {name!r} here: torch finds {found} CUDA devices, say cpu")
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """`cpu`, or what the GPU calls itself."""
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def set_threads(num_threads: int | None) -> int:
     """Limit torch to `num_threads` (None: leave it as it is); returns the number in force.
 
@@ -93,7 +120,7 @@ def machine_facts() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": device_name(device),
     }
 
 

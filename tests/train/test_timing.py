@@ -12,8 +12,9 @@ from diffurefill.data.loader import Loader
 from diffurefill.data.packing import PackingCounts, Position, Rows
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
+from diffurefill.train.compiling import compile_blocks, run_eagerly
 from diffurefill.train.step import train_step
-from diffurefill.train.timing import PARTS, PartClock, is_compiled, rows_read, timed_parts, wait_for
+from diffurefill.train.timing import PARTS, PartClock, is_compiled, timed_parts, wait_for
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(
@@ -116,16 +117,6 @@ def test_an_error_in_a_step_leaves_nothing_behind() -> None:
     assert not model.embedding._forward_pre_hooks
 
 
-def test_rows_are_kept_while_asked_for() -> None:
-    before = Loader.__next__
-    with rows_read() as batches:
-        given = next(Fixed())
-    assert [batch is given for batch in batches] == [True]
-    next(Fixed())
-    assert len(batches) == 1
-    assert Loader.__next__ is before
-
-
 @pytest.mark.gpu
 def test_on_a_gpu_a_part_is_not_over_before_its_work_is() -> None:
     device = torch.device("cuda")
@@ -142,5 +133,7 @@ def test_on_a_gpu_a_part_is_not_over_before_its_work_is() -> None:
 def test_compiled_blocks_are_told_from_eager_ones() -> None:
     model = Denoiser(CONFIG.model)
     assert not is_compiled(model)
-    model.blocks[0].compile()  # wraps only; nothing is compiled before the first call
+    compile_blocks(model)  # wraps only; nothing is compiled before the first call
     assert is_compiled(model)
+    run_eagerly(model)
+    assert not is_compiled(model)

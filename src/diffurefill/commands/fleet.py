@@ -54,12 +54,16 @@ class Worker:
     """How long this session lasts: what is trained by then is pushed before its end."""
     threads: int | None = None
     """Limit on CPU threads; one each for two workers on two cores."""
+    device: str | None = None
+    """cpu, cuda, cuda:1 ...; a GPU by default where there is one."""
 
     def run(self) -> int:
         require_access(self.store)
         from diffurefill.fleet.start import start_worker
 
-        start_worker(self.store, self.worker, self.rounds, self.minutes, self.threads, say)
+        start_worker(
+            self.store, self.worker, self.rounds, self.minutes, self.threads, say, self.device
+        )
         return 0
 
 

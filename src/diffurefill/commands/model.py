@@ -48,14 +48,17 @@ class Train:
     """Paths of the only source: short for a [[data.sources]] section, whose text field is
     --data.sources.0.text-column."""
     threads: int | None = None
+    device: str | None = None
+    """cpu, cuda, cuda:1 ...; a GPU by default where there is one."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
         from diffurefill.fleet.alone import train_alone
-        from diffurefill.runtime import set_threads
+        from diffurefill.runtime import require_device, set_threads
 
         set_threads(self.threads)
-        train_alone(self.folder, resolved(self.settings, self.data), self.steps, say)
+        device, config = require_device(self.device), resolved(self.settings, self.data)
+        train_alone(self.folder, config, self.steps, say, device=device)
         return 0
 
 

@@ -54,8 +54,7 @@ class BenchSpeed:
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
-        from diffurefill.commands.bench import require_device
-        from diffurefill.runtime import default_device, provenance, set_threads
+        from diffurefill.runtime import default_device, provenance, require_device, set_threads
 
         if min(self.num_tokens, self.repeats, *self.batches, 1) < 1 or self.warmups < 0:
             raise UserError("--num-tokens, --repeats and --batches must be at least 1")

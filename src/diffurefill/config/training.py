@@ -70,6 +70,9 @@ class TrainConfig:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic over fp32 weights and gradients. auto: bf16 where a GPU has it, fp16 with loss
     scaling on one that does not, fp32 on CPU."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Blocks as compiled graphs. auto: on a GPU of sm_80 or later; on: on a CPU too. A machine that
+    cannot compile trains without, and says so."""
     log_every_steps: int = 10
 
     def __post_init__(self) -> None:

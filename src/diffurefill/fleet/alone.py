@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diffurefill import config as configs
 from diffurefill.config import HELD_OUT, RunConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
@@ -38,6 +40,7 @@ def train_alone(
     config: RunConfig,
     steps: int | None,
     report: Callable[[str], None] = print,
+    device: torch.device | None = None,
 ) -> None:
     """Train to `steps` (default optim.total_steps), saving every `fleet.local_steps` steps."""
     last = config.optim.total_steps if steps is None else steps
@@ -50,7 +53,15 @@ def train_alone(
         tokenizer = make_tokenizer(config, corpus)
         _lay_out(folder, config, tokenizer, build_probes(config, corpus, tokenizer))
     interval = config.fleet.local_steps
-    trainer = Trainer(config, corpus, tokenizer, slot=0, interval_steps=interval)
+    trainer = Trainer(
+        config,
+        corpus,
+        tokenizer,
+        slot=0,
+        interval_steps=interval,
+        device=device,
+        report=report,
+    )
     state = load_training_state(folder)
     if state is None:
         trainer.load_weights(initial_weights(config), step=0)
@@ -84,12 +95,17 @@ def _steps(
             _log(folder, trainer.step, facts)
             report(f"step {trainer.step}/{last}: loss {facts['loss']:.3f}, {rate:,.0f} tokens/s")
         if trainer.step % config.fleet.local_steps == 0 or trainer.step == last:
+            interval = trainer.take_metrics()
             mask_id = trainer.tokenizer.mask_id
             ce = held_out_ce(trainer.model, probe, mask_id=mask_id, device=trainer.device).mean
-            facts = {"held_out_ce": ce, **trainer.take_metrics()}
+            facts = {"held_out_ce": ce, **interval}
             _log(folder, trainer.step, facts)
             _require_finite(facts)
-            report(f"step {trainer.step}/{last}: held-out CE {ce:.3f}")
+            report(
+                f"step {trainer.step}/{last}: held-out CE {ce:.3f}, "
+                f"{facts['tokens_per_second']:,.0f} tokens/s, MFU {facts['mfu_6nd']:.1%} by 6ND, "
+                f"{facts['mfu_exact']:.1%} exact (peak: {facts['peak']})"
+            )
             _save(trainer, folder, fingerprint)
 
 

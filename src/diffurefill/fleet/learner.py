@@ -12,7 +12,7 @@ from diffurefill.fleet.adoption import keep_drift
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.codec import encode_delta
 from diffurefill.fleet.records import Cursor, State
-from diffurefill.runtime import machine_facts
+from diffurefill.runtime import device_name
 from diffurefill.train.checkpoint import load_weights, save_weights
 from diffurefill.train.loop import Trainer
 
@@ -29,7 +29,7 @@ class TrainingLearner:
         self._trainer, self._probe = trainer, probe.head(PROBE_ROWS)
         self._keeps_drift = fleet.adoption == "keep_drift"
         self.codec = fleet.codec
-        self.machine = str(machine_facts()["device"])
+        self.machine = device_name(trainer.device)
         self._pushed: Path | None = None
         """The weights as they were pushed: what drift is counted from."""
         self._adopted_ce = float("nan")
@@ -74,11 +74,13 @@ class TrainingLearner:
         FileAverager().apply_update(base, update, dest)
 
     def finish(self) -> dict[str, Any]:
-        """Drift: how far the local steps moved the probe before the merge. Memory in MB."""
+        """Speed of the interval; drift: how far its steps moved the probe before the merge. Memory
+        in MB."""
+        facts = self._trainer.take_metrics()
         self._trained_ce = self._ce()
         drift = self._trained_ce - self._adopted_ce
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"drift": drift, **self._trainer.take_metrics(), "peak_mb": peak}
+        return {"drift": drift, **facts, "peak_mb": peak}
 
     def _ce(self) -> float:
         trainer = self._trainer

@@ -23,7 +23,7 @@ from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Run, open_run
 from diffurefill.fleet.status import worker_statuses
 from diffurefill.fleet.worker import Worker
-from diffurefill.runtime import set_threads
+from diffurefill.runtime import require_device, set_threads
 from diffurefill.train.loop import Trainer, require_corpus
 
 Report = Callable[[str], None]
@@ -36,12 +36,15 @@ def start_worker(
     minutes: float | None,
     threads: int | None,
     report: Report,
+    device: str | None = None,
 ) -> None:
     """Be worker `number` of the run at `uri` until killed, or for `rounds` merged contributions.
 
-    `minutes`: how long this session lasts; it pushes early before its end.
+    `minutes`: how long this session lasts; it pushes early before its end. `device`: cpu, cuda,
+    cuda:1 ...; None takes a GPU where there is one.
     """
     set_threads(threads)
+    chosen_device = require_device(device)
     seconds = math.inf if minutes is None else 60.0 * minutes
     ends_at = time.monotonic() + seconds
     with _cache() as cache:
@@ -54,7 +57,15 @@ def start_worker(
         steps = config.fleet.local_steps
 
         def work(chosen: int) -> None:
-            trainer = Trainer(config, corpus, tokenizer, slot=chosen, interval_steps=steps)
+            trainer = Trainer(
+                config,
+                corpus,
+                tokenizer,
+                slot=chosen,
+                interval_steps=steps,
+                device=chosen_device,
+                report=lambda line: report(f"worker {chosen}: {line}"),
+            )
             learner, left = TrainingLearner(trainer, probe), ends_at - time.monotonic()
             worker = Worker(run, chosen, learner, session_seconds=left, report=report)
             try:

@@ -146,13 +146,15 @@ def _listed(numbers: Sequence[int], one: str) -> str:
 
 def _workers(store: Store) -> Table:
     workers = Table(title="workers, by the logs they pushed", caption=TIMES)
-    for column in ("worker", "incarnation", "phase", "gen", "step", "loss", "tokens/s", "log age"):
+    names = ("worker", "incarnation", "phase", "gen", "step", "loss", "tokens/s", "MFU", "log age")
+    for column in names:
         workers.add_column(column, justify="left" if column == "phase" else "right")
     for w in worker_statuses(store, time.time()):
         workers.add_row(
             str(w.worker), w.incarnation[:8], w.phase, str(w.last.get("gen", "-")),
             str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
-            _number(w.last.get("tokens_per_second"), ",.0f"), f"{w.age_seconds:,.0f} s",
+            _number(w.last.get("tokens_per_second"), ",.0f"), _number(w.last.get("mfu_6nd"), ".1%"),
+            f"{w.age_seconds:,.0f} s",
         )  # fmt: skip
     return workers
 

@@ -8,7 +8,8 @@ positions whose logits are wanted.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +29,31 @@ def num_parameters(config: ModelConfig) -> int:
     return config.vocab_size * D + config.layers * per_block + D
 
 
+class BlockCalls(NamedTuple):
+    """Functions of a block and its arguments: compiled, one graph of each serves all blocks."""
+
+    inner: Callable[..., Tensor]
+    last: Callable[..., Tensor]
+    """With `wanted`, whose length changes from step to step."""
+
+
+def call_block(block: Block, x: Tensor, rotary: Tensor, segments: Segments | CachedLayer) -> Tensor:
+    return block(x, rotary, segments)
+
+
+def call_last_block(
+    block: Block,
+    x: Tensor,
+    rotary: Tensor,
+    segments: Segments | CachedLayer,
+    wanted: Tensor | None,
+) -> Tensor:
+    return block(x, rotary, segments, wanted)
+
+
+EAGER = BlockCalls(call_block, call_last_block)
+
+
 class Denoiser(nn.Module):
     """A distribution over the vocabulary at every wanted position of a canvas.
 
@@ -44,6 +70,9 @@ class Denoiser(nn.Module):
         self.final_norm = RMSNorm(config.width, config.norm_eps)
         self.attention_backend: Backend | None = None
         """The backend that training takes; None: by device, shape and documents."""
+        self.training_calls = EAGER
+        """How blocks run where gradients are wanted; compiled by train/compiling.py. Scoring and
+        decoding, which come in many shapes, run them eagerly."""
         # No buffer: neither `.to(bfloat16)`, which would ruin the angles, nor a checkpoint sees it.
         self._rotary: Tensor | None = None
 
@@ -82,10 +111,11 @@ class Denoiser(nn.Module):
             # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         rotary, pasts = self._mixing(canvas, doc_ids, cache)
+        calls = self.training_calls if torch.is_grad_enabled() else EAGER
         *blocks, last_block = self.blocks
         for block, segments in zip(blocks, pasts, strict=False):
-            x = block(x, rotary, segments)
-        x = last_block(x, rotary, pasts[-1], wanted)  # (B, T, D) or (N, D)
+            x = calls.inner(block, x, rotary, segments)
+        x = calls.last(last_block, x, rotary, pasts[-1], wanted)  # (B, T, D) or (N, D)
         return self.final_norm(x)
 
     @torch.no_grad()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,24 @@ from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import Corpus, training_texts
 from diffurefill.data.encoding import with_encoder
 from diffurefill.data.loader import Loader
-from diffurefill.data.packing import Position
+from diffurefill.data.packing import Position, Rows
 from diffurefill.data.spans.collocations import Collocations
 from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from diffurefill.model.denoiser import Denoiser
+from diffurefill.model.fastest import fastest_backend
 from diffurefill.optim.adamw import build_optimizer
-from diffurefill.runtime import default_device
+from diffurefill.runtime import default_device, training_dtype
+from diffurefill.train.compiling import (
+    compile_blocks,
+    keep_compiled_code,
+    run_eagerly,
+    why_eager,
+    why_not_compiled,
+)
 from diffurefill.train.metrics import IntervalMetrics
+from diffurefill.train.speed import StepClock, Work, speed_facts
 from diffurefill.train.step import StepResult, train_step
+from diffurefill.train.timing import is_compiled
 
 TOKENIZER_CHARS = 8_000_000
 """Text a BPE is trained on: merges of a few thousand pieces do not change with more."""
@@ -42,10 +53,14 @@ class Trainer:
         *,
         slot: int,
         interval_steps: int,
+        device: torch.device | None = None,
+        report: Callable[[str], None] = lambda line: None,
     ) -> None:
+        """`device`: None takes a GPU where there is one. `report` takes the lines that say how the
+        step is computed here."""
         self.config, self.slot = config, slot
         self.tokenizer = with_encoder(tokenizer, config.data, corpus)
-        self.device = default_device()
+        self.device = default_device() if device is None else device
         self.model = Denoiser(config.model).to(self.device)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.step = 0
@@ -54,7 +69,8 @@ class Trainer:
         self._loader: Loader | None = None
         self.position: Position | None = None
         self._metrics = IntervalMetrics(config.optim.clip_norm)
-        self._data_seconds, self._since = 0.0, time.perf_counter()
+        self._report, self._is_ready = report, False
+        self._data_seconds, self._clock, self.work = 0.0, StepClock(self.device), Work()
 
     def load_weights(self, tensors: dict[str, Tensor], *, step: int) -> None:
         """Replace the weights and the step. The optimiser's moments stay (spec algorithms 3.5)."""
@@ -89,11 +105,37 @@ class Trainer:
 
     def take_step(self) -> StepResult:
         assert self._loader is not None, "seek before the first step"
+        self._clock.begin()
         began = time.perf_counter()
         rows = next(self._loader)
         self._data_seconds += time.perf_counter() - began
+        if not self._is_ready:
+            self._make_ready(rows)
+            self._clock = StepClock(self.device)  # what was tried out is no part of a step
+            self._clock.begin()
         self.step += 1
-        result = train_step(
+        result = self._take_step_on(rows)
+        self._clock.end()
+        self.work.add(result, rows, causal=self.config.model.causal)
+        self._metrics.add(result, rows.counts, self.step, self.position)
+        self.position = rows.position
+        return result
+
+    def _take_step_on(self, rows: Rows) -> StepResult:
+        try:
+            return self._train_step(rows)
+        except RuntimeError as error:
+            reason = why_not_compiled(error)
+            if reason is None or not is_compiled(self.model):
+                raise
+            self._report(f"blocks: eager, for they did not compile here ({reason})")
+        # Blocks compile on their way forward or back, before a weight has moved.
+        run_eagerly(self.model)
+        self.optimizer.zero_grad()
+        return self._train_step(rows)
+
+    def _train_step(self, rows: Rows) -> StepResult:
+        return train_step(
             self.model,
             self.optimizer,
             rows,
@@ -106,21 +148,50 @@ class Trainer:
             mask_id=self.tokenizer.mask_id,
             bos_id=self.tokenizer.bos_id,
         )
-        self._metrics.add(result, rows.counts, self.step, self.position)
-        self.position = rows.position
-        return result
+
+    def _make_ready(self, rows: Rows) -> None:
+        """Before the first step: what can only be decided on this device, on rows as they are."""
+        config, device = self.config, self.device
+        reason = why_eager(device, config.train.compile)
+        if reason is None:
+            compile_blocks(self.model)
+            self._report(f"blocks: compiled, with code kept in {keep_compiled_code()}")
+        elif config.train.compile == "on" or device.type == "cuda":
+            self._report(f"blocks: eager, for {reason}")
+        if device.type == "cuda":
+            choice = fastest_backend(
+                device,
+                torch.from_numpy(rows.doc_ids[: config.train.micro_batch_rows]),
+                heads=config.model.heads,
+                head_dim=config.model.width // config.model.heads,
+                dtype=training_dtype(device, config.train.precision) or torch.float32,
+                causal=config.model.causal,
+            )
+            self.model.attention_backend = choice.backend
+            self._report(choice.describe())
+        self._is_ready = True
 
     def take_metrics(self) -> dict[str, Any]:
-        """What the steps since the last call, or since `seek`, were like."""
+        """What the steps since the last call, or since `seek`, were like, and how fast."""
         facts = self._metrics.facts()
-        now = time.perf_counter()
-        facts["data_wait_share"] = self._data_seconds / max(now - self._since, 1e-9)
-        self._data_seconds, self._since = 0.0, now
+        seconds = self._clock.take()
+        if self.work.steps:
+            facts |= speed_facts(self.config, self.device, self.work, seconds)
+            facts |= self.how()
+        facts["data_wait_share"] = self._data_seconds / max(seconds, 1e-9)
+        self._data_seconds, self.work = 0.0, Work()
         if self.position is not None:
             cursors = self.position.cursor.sources
             facts["epochs"] = {name: cursor.epoch for name, cursor in sorted(cursors.items())}
         self._metrics = IntervalMetrics(self.config.optim.clip_norm)
         return facts
+
+    def how(self) -> dict[str, Any]:
+        """How the step is computed on this machine, for a log."""
+        return {
+            "blocks": "compiled" if is_compiled(self.model) else "eager",
+            "attention": self.model.attention_backend or "by rule",
+        }
 
     def parameters(self) -> dict[str, Tensor]:
         """The weights themselves, where they are."""

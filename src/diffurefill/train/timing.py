@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from diffurefill.data.loader import Loader
-from diffurefill.data.packing import Rows
 from diffurefill.model import denoiser
 from diffurefill.model.denoiser import Denoiser
+from diffurefill.model.segments import Segments
 from diffurefill.optim.adamw import RunOptimizer
 
 PARTS = (
@@ -114,22 +114,6 @@ def timed_parts(
         parts.switch("rest")
 
 
-@contextmanager
-def rows_read() -> Generator[list[Rows]]:
-    """The batches that any Loader gives out meanwhile."""
-    batches: list[Rows] = []
-
-    def kept(read: Callable[[Loader], Rows]) -> Callable[[Loader], Rows]:
-        def keep(loader: Loader) -> Rows:
-            batches.append(read(loader))
-            return batches[-1]
-
-        return keep
-
-    with _replaced(Loader, "__next__", kept):
-        yield batches
-
-
 def wait_for(device: torch.device) -> None:
     """Until the device has done what it was given; a CPU always has."""
     if device.type == "cuda":
@@ -137,18 +121,22 @@ def wait_for(device: torch.device) -> None:
 
 
 def is_compiled(model: Denoiser) -> bool:
-    """Whether the blocks run as compiled graphs."""
-    return any(getattr(block, "_compiled_call_impl", None) is not None for block in model.blocks)
+    """Whether training runs the blocks as compiled graphs."""
+    return model.training_calls is not denoiser.EAGER
 
 
 BACKEND_OF = {"BlockMask": "flex", "Packed": "varlen", "Ranges": "loop", "Tensor": "sdpa"}
 """By the type of `Segments.mask`; None is a batch of whole rows, for which no mask is made."""
 
 
+def backend_of(segments: Segments) -> str:
+    return BACKEND_OF.get(type(segments.mask).__name__, "whole rows")
+
+
 def _counted(plan: Callable[..., Any], backends: Counter[str]) -> Callable[..., Any]:
     def counted(*args: Any, **kwargs: Any) -> Any:
         segments = plan(*args, **kwargs)
-        backends[BACKEND_OF.get(type(segments.mask).__name__, "whole rows")] += 1
+        backends[backend_of(segments)] += 1
         return segments
 
     return counted

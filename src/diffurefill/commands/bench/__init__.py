@@ -1,0 +1,7 @@
+"""`diffurefill bench ...`: what a preset's training costs on this machine, and where it goes."""
+
+from diffurefill.commands.bench.attention import BenchAttention
+from diffurefill.commands.bench.optimizer import BenchOptimizer
+from diffurefill.commands.bench.train import BenchTrain
+
+__all__ = ["BenchAttention", "BenchOptimizer", "BenchTrain"]

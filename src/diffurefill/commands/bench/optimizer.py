@@ -1,0 +1,187 @@
+"""`diffurefill bench optimizer`: an optimiser step beside forward and backward of a preset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from diffurefill.commands.bench.shared import Bench, Call, by_turns, require_repeats
+from diffurefill.commands.common import progress
+from diffurefill.config import OptimConfig, RunConfig
+
+if TYPE_CHECKING:
+    import torch
+    from rich.table import Table
+
+    from diffurefill.model.denoiser import Denoiser
+
+LR = 1e-3
+OURS: dict[str, dict[str, Any]] = {
+    "AdamW, fused": {"optimizer": "adamw"},
+    "AdamW, cautious": {"optimizer": "adamw", "cautious": True},
+    "Muon": {"optimizer": "muon"},
+    "Muon, cautious": {"optimizer": "muon", "cautious": True},
+}
+"""What a run may ask for, by its [optim] settings. Muon leaves embedding and gains to AdamW."""
+FORWARD_BACKWARD = "forward and backward"
+
+
+@dataclass(kw_only=True)
+class BenchOptimizer(Bench):
+    """An optimiser step, ours and torch's, beside forward and backward of one micro-batch."""
+
+    repeats: int = 5
+
+    def measure(self, config: RunConfig, device: torch.device) -> dict[str, Any]:
+        require_repeats(self.repeats)
+        return bench_optimizer(config, device, self.repeats)
+
+    def table(self, figures: dict[str, Any]) -> Table:
+        return table(figures)
+
+
+def bench_optimizer(config: RunConfig, device: torch.device, repeats: int) -> dict[str, Any]:
+    """One arm at a time has its state in memory: a card that trains the preset has the room."""
+    import torch
+
+    from diffurefill.model.denoiser import Denoiser, num_parameters
+    from diffurefill.runtime import device_name
+    from diffurefill.train.gradients import arithmetic_of
+    from diffurefill.train.loop import initial_weights
+
+    model = Denoiser(config.model)
+    model.load_state_dict(initial_weights(config))
+    model.to(device)
+    micro_batch = micro_batch_of(model, config)
+    micro_batch()
+    seconds = {FORWARD_BACKWARD: by_turns({"": micro_batch}, device, repeats)[""]}
+    for name, build in arms(config.optim).items():
+        progress(name)
+        step = build(model)
+        if step is not None:
+            seconds[name] = by_turns({name: step}, device, repeats)[name]
+    rows, length = config.train.micro_batch_rows, config.data.row_length
+    dtype = arithmetic_of(device, config.train).dtype or torch.float32
+    whole = seconds[FORWARD_BACKWARD]
+    per_step = whole * config.train.batch_rows / rows
+    return {
+        "device": device_name(device),
+        "precision": str(dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "parameters": num_parameters(config.model),
+        "tokens": rows * length,
+        "micro_batches": round(config.train.batch_rows / rows, 3),
+        "ms": {name: round(1000 * s, 3) for name, s in seconds.items()},
+        "share_of_micro_batch": {n: round(s / whole, 4) for n, s in seconds.items()},
+        "share_of_step": {n: round(s / per_step, 4) for n, s in seconds.items()},
+        "repeats": repeats,
+    }
+
+
+def micro_batch_of(model: Denoiser, config: RunConfig) -> Call:
+    """Forward and backward of one micro-batch of whole rows, half of their tokens masked."""
+    import torch
+
+    from diffurefill.train.gradients import (
+        arithmetic_of,
+        autocast,
+        forward_backward,
+        head_copy,
+        padded_positions,
+    )
+
+    device = model.embedding.weight.device
+    how, vocab = arithmetic_of(device, config.train), config.model.vocab_size
+    shape = (config.train.micro_batch_rows, config.data.row_length)
+    generator = torch.Generator().manual_seed(config.seed)
+    ids = torch.randint(vocab, shape, generator=generator)
+    at = torch.rand(shape, generator=generator) < 0.5
+    wanted = padded_positions(at, how.pad_to)
+    targets = ids.flatten()[wanted].to(device)
+    weights = torch.full((len(wanted),), 1.0 / max(len(wanted), 1), device=device)
+    canvas, wanted = ids.to(device), wanted.to(device)
+
+    def run() -> None:
+        model.zero_grad()
+        with autocast(device, how.dtype):
+            cast = head_copy(model, how)
+            forward_backward(model, how, canvas, None, wanted, targets, weights, cast)
+
+    return run
+
+
+def arms(optim: OptimConfig) -> dict[str, Callable[[Denoiser], Call | None]]:
+    """Optimisers by name: a model with gradients -> one step, None where this torch lacks it."""
+    ours = {
+        name: lambda model, changes=changes: our_step(model, replace(optim, **changes))
+        for name, changes in OURS.items()
+    }
+    return {**ours, "AdamW, foreach": foreach_adamw, "torch.optim.Muon": torch_muon}
+
+
+def our_step(model: Denoiser, optim: OptimConfig) -> Call:
+    from diffurefill.optim.adamw import build_optimizer
+
+    optimizer = build_optimizer(model, optim)
+    optimizer.set_learning_rate(LR)
+    return optimizer.step
+
+
+def foreach_adamw(model: Denoiser) -> Call:
+    import torch
+
+    from diffurefill.optim.adamw import adamw_groups
+
+    groups = adamw_groups(list(model.named_parameters()), 0.1)
+    return torch.optim.AdamW(groups, lr=LR, foreach=True).step
+
+
+def torch_muon(model: Denoiser) -> Call | None:
+    """torch's Muon knows no stacked matrices: it gets views of them, each with its gradient."""
+    import torch
+    from torch import nn
+
+    from diffurefill.optim.adamw import adamw_groups, is_block_matrix, muon_groups
+
+    if not hasattr(torch.optim, "Muon"):
+        return None
+    named = list(model.named_parameters())
+    groups = muon_groups([(name, p) for name, p in named if is_block_matrix(name, p)])
+    pieces = []
+    for parameter, n in [(p, group["num_pieces"]) for group in groups for p in group["params"]]:
+        assert parameter.grad is not None
+        for view, grad in zip(parameter.detach().chunk(n), parameter.grad.chunk(n), strict=True):
+            pieces.append(nn.Parameter(view))
+            pieces[-1].grad = grad
+    muon = torch.optim.Muon(pieces, lr=LR, adjust_lr_fn="match_rms_adamw")
+    others = [(name, p) for name, p in named if not is_block_matrix(name, p)]
+    adamw = torch.optim.AdamW(adamw_groups(others, 0.1), lr=LR, fused=True)
+
+    def step() -> None:
+        muon.step()
+        adamw.step()
+
+    return step
+
+
+def table(figures: dict[str, Any]) -> Table:
+    from rich.table import Table
+
+    shown = Table(
+        title=f"optimisers of {figures['preset']}: {figures['parameters']:,} parameters",
+        caption=f"{figures['device']}, {figures['precision']}; a micro-batch has "
+        f"{figures['tokens']:,} tokens, a step {figures['micro_batches']:g} micro-batches. "
+        "Muon: for the block matrices, AdamW for the rest",
+        box=None,
+    )
+    for column in ("", "time", "of a micro-batch", "of a step's"):
+        shown.add_column(column, justify="right" if column else "left")
+    for name, ms in figures["ms"].items():
+        shown.add_row(
+            name,
+            f"{ms:,.1f} ms",
+            f"{figures['share_of_micro_batch'][name]:.1%}",
+            f"{figures['share_of_step'][name]:.1%}",
+        )
+    return shown

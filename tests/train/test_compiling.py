@@ -1,0 +1,133 @@
+"""Compiled blocks compute what eager ones do, compile only at first, and are never needed."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+from diffurefill.config import ModelConfig
+from diffurefill.model import backends
+from diffurefill.model.denoiser import EAGER, Denoiser
+from diffurefill.model.segments import Backend
+from diffurefill.train import compiling
+from diffurefill.train.compiling import CACHE_VARIABLE, compile_blocks, why_eager, why_not_compiled
+
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+"""torch's tracer looks at it, and hides the warning where warnings are no errors."""
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda")
+B, T = 4, 128
+
+
+def build() -> Denoiser:
+    model = Denoiser(ModelConfig(vocab_size=64, width=32, layers=3, heads=2, ffn_width=48))
+    model.init_weights(torch.Generator().manual_seed(0))
+    return model
+
+
+def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, ragged documents and masks; more documents than one step of a table of ranges holds."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(64, (B, T), generator=generator)
+    num_documents = (3, 40, 7)[seed % 3]
+    doc_ids = torch.randint(num_documents, (B, T), generator=generator).sort(-1).values.int()
+    return ids, doc_ids, torch.rand(B, T, generator=generator) < (0.5, 0.05, 0.9)[seed % 3]
+
+
+def gradients(model: Denoiser, seed: int) -> dict[str, Tensor]:
+    model.zero_grad()
+    logits = model(*batch(seed))
+    logits.square().mean().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return {**found, "logits": logits.detach()}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize("backend", ["loop", "sdpa"])
+@pytest.mark.usefixtures("cache")
+def test_ragged_documents_compile_nothing_after_the_first_step(backend: Backend) -> None:
+    model = build()
+    model.attention_backend = backend
+    compile_blocks(model, backend="eager")
+    gradients(model, 0)
+    after_one = counters["stats"]["unique_graphs"]
+    assert after_one == 2  # a block, and the last block
+    for seed in range(1, 6):
+        gradients(model, seed)
+        with torch.no_grad():
+            model(*batch(seed))  # scoring is eager
+    assert counters["stats"]["unique_graphs"] == after_one
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+def test_compiled_blocks_equal_eager_ones() -> None:
+    """The real compiler, half a minute. fp32, 1e-5 of each gradient's largest number."""
+    model = build()
+    names = list(model.state_dict())
+    eager = [gradients(model, seed) for seed in range(3)]
+    compile_blocks(model)
+    assert list(model.state_dict()) == names
+    for seed, expected in enumerate(eager):
+        for name, found in gradients(model, seed).items():
+            scale = expected[name].abs().max().item()
+            torch.testing.assert_close(found, expected[name], rtol=0.0, atol=1e-5 * scale)
+
+
+def test_names_of_parameters_stay() -> None:
+    model = build()
+    names = list(model.state_dict())
+    compile_blocks(model)
+    assert list(model.state_dict()) == names
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_fails_is_told_from_a_step_that_fails() -> None:
+    def broken(graph: object, inputs: object) -> object:
+        raise RuntimeError("no such instruction")
+
+    model = build()
+    compile_blocks(model, backend=broken)
+    with pytest.raises(RuntimeError) as error:
+        gradients(model, 0)
+    assert why_not_compiled(error.value) == "no such instruction"
+    assert why_not_compiled(RuntimeError("out of memory")) is None
+
+
+def test_where_blocks_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert why_eager(CPU, "on") is None
+    assert "train.compile = on" in str(why_eager(CPU, "auto"))
+    assert "off" in str(why_eager(CPU, "off"))
+    for capability, compiles in (((7, 5), False), ((8, 0), True), ((9, 0), True), ((12, 0), True)):
+        hardware = backends.Hardware("cuda", capability)
+        monkeypatch.setattr(compiling, "hardware_of", lambda device, found=hardware: found)
+        for choice in ("auto", "on"):
+            assert (why_eager(CUDA, choice) is None) == compiles
+        assert why_eager(CUDA, "off") is not None
+
+
+def test_no_compiler_means_eager_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert "no C++ compiler" in str(why_eager(CPU, "on"))
+
+
+def test_compiled_code_is_kept_unless_the_user_has_a_place_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "/somewhere/else")
+    assert compiling.keep_compiled_code() == Path("/somewhere/else")
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert compiling.keep_compiled_code() == tmp_path / "diffurefill" / "compiled"
+    assert os.environ[CACHE_VARIABLE] == str(tmp_path / "diffurefill" / "compiled")
+    assert build().training_calls is EAGER
