@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
+from pilot_block import decode_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -209,6 +210,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo_block,
     "exhaustive": exhaustive_block,
     "lineage": lineage_block,
+    "pilot": pilot_block,
     "pipeline": pipeline_block,
     "reader": reader_block,
     "resume": resume_block,
@@ -216,6 +218,8 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "optimizer": optimizer_block,
     "train": train_block,
     "capacity": capacity_block,
+    "decode": decode_block,
+    "speed": speed_block,
     "chaos": chaos_block,
     "codec": codec_block,
     "kills": kills_block,

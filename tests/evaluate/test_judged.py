@@ -34,5 +34,5 @@ def test_the_table_shows_no_judge_without_diversity() -> None:
     row = judged("ours", 20, SAMPLES, TEXTS, [Score(6.0, 3), Score(2.0, 2), Score(0.0, 0)])
     shown = io.StringIO()
     Console(width=140, file=shown).print(judged_table("pilot", [judged_json(row, {"ours": row})]))
-    for words in ("judge NLL", "1.600 [", "distinct-2", "per sample", "entropy", "33.33%", "ours"):
+    for words in ("NLL", "1.600 \u00b1", "dist-2", "each", "entropy", "33.33%", "ours"):
         assert words in shown.getvalue()

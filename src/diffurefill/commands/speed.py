@@ -140,8 +140,9 @@ def _contenders(
     if has_hf:
         same = speed.llama_like(model, speed.PROMPT_TOKENS + n, device)
         contenders.append(speed.by_transformers(HF_SAME, same, num_rows, n))
-    if given is not None:
-        contenders.append(speed.by_transformers(f"AR, {Path(options.hf).name}", given, num_rows, n))
+    if options.hf is not None:
+        name = f"AR, {Path(options.hf).name}"
+        contenders.append(speed.by_transformers(name, given, num_rows, n))
     return contenders, bare_of
 
 

@@ -1,0 +1,95 @@
+"""The generated tables of the pilot and of speed, from results/, for render.py."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import Any
+
+WIDTH = 118
+
+
+def pilot_block(facts: dict[str, Any]) -> str:
+    """The card's table: the judge's figure, and beside it what keeps it honest."""
+    models, arms = facts["models"], facts["arms"]
+    size, step = models["diffusion"]["parameters"], models["diffusion"]["origin"].get("step")
+    intro = (
+        f"`{facts['command']}` (results/pilot.json): a pair of {size:,} parameters, {step} steps "
+        f"of the same rows; {facts['num_prompts']} held-out prompts of {facts['prompt_tokens']} "
+        f"tokens, {facts['num_tokens']} to write; judge {facts['judge']}. In brackets 95% "
+        "intervals over the prompts; differences are paired by prompt."
+    )
+    lines = [
+        "| | calls | judge NLL | against draft only | against AR | doubled | words | distinct-2 | "
+        "per sample | entropy | empty |",
+        "| --- " * 11 + "|",
+    ]
+    for row in arms.values():
+        calls, stats = row["num_forward_passes"], row["statistics"]
+        cells = [
+            row["title"],
+            "-" if calls is None else str(calls),
+            interval(row["nll"]),
+            *(difference(row, name) for name in ("draft", "ar")),
+            f"{stats['doubled_tokens']:.2%}",
+            f"{stats['doubled_words']:.2%}",
+            f"{stats['distinct_2']:.3f}",
+            f"{stats['distinct_2_per_sample']:.3f}",
+            f"{stats['unigram_entropy']:.2f}",
+            str(stats["num_empty"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+def interval(found: dict[str, Any]) -> str:
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def difference(row: dict[str, Any], name: str) -> str:
+    """The judge's figure less that of the arm `name`; nothing for the arm itself."""
+    found = row["minus"].get(name)
+    if found is None or found["nll"]["low"] == found["nll"]["high"] == 0:
+        return "-"
+    nll = found["nll"]
+    return f"{nll['mean']:+.3f} [{nll['low']:+.3f}, {nll['high']:+.3f}]"
+
+
+def speed_block(facts: dict[str, Any]) -> str:
+    intro = (
+        f"`{facts['command']}` (results/speed.json): {facts['parameters']:,} parameters, "
+        f"{facts['num_tokens']} new tokens a row behind 32; {facts['device']}, "
+        f"{facts['precision']}, {facts['threads']} threads; AR generate() is transformers with its "
+        "KV cache at the same size. Only written tokens are counted."
+    )
+    lines = [
+        "| batch | | passes | tokens/s | tokens a pass | ms a pass | over its forward | over AR |",
+        "| --- " * 8 + "|",
+    ]
+    for batch, rows in facts["batches"].items():
+        for name, row in rows.items():
+            ratios = (row.get("pass_over_forward"), row.get("vs_ar_generate"))
+            shown = " | ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            lines.append(
+                f"| {batch} | {name} | {row['num_passes']} | {row['tokens_per_second']:,.0f} | "
+                f"{row['tokens_per_forward']:g} | {row['ms_per_pass']:.2f} | {shown} |"
+            )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+def decode_block(facts: dict[str, Any]) -> str:
+    lines = [
+        f"`{facts['command']}` (results/decode.json): {facts['num_tokens']} tokens at batch 1, "
+        f"{facts['machine']['threads']} thread, CPU seconds:",
+        "",
+        "| size | a pass over its forward | over AR generate() | over our AR twin | over the plain "
+        "loop | tokens a pass | ms a pass |",
+        "| --- " * 7 + "|",
+    ]
+    for name, size in facts["sizes"].items():
+        ar = size["vs_ar_generate"]
+        lines.append(
+            f"| {name} | {size['pass_over_forward']:.2f} | {'-' if ar is None else f'{ar:.2f}'} | "
+            f"{size['vs_ar_twin']:.2f} | {size['vs_plain_loop']:.2f} | "
+            f"{size['tokens_per_forward']:g} | {size['ms_per_pass']:.1f} |"
+        )
+    return "\n".join(lines)
