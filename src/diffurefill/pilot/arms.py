@@ -78,10 +78,11 @@ def _ablations(draft: Stage, refill: Stage) -> list[Arm]:
     as_refill = replace(draft, temperature=refill.temperature, min_p=refill.min_p)
     no_ban = replace(draft, neighbour_ban=0.0), replace(refill, neighbour_ban=0.0)
     no_gap = replace(draft, commit_gap=1), replace(refill, commit_gap=1)
-    quiet = replace(draft, order_noise=0.0)
+    quiet, blind = replace(draft, order_noise=0.0), replace(refill, order="random")
     return [
         _diffusion("refill_4", "4 refill passes", draft, replace(refill, num_passes=4)),
         _diffusion("refill_16", "16 refill passes", draft, replace(refill, num_passes=16)),
+        _diffusion("random_refill", "refill of random positions", draft, blind),
         _diffusion("no_order_noise", "no Gumbel noise on the order", quiet, refill),
         _diffusion("no_ban", "no neighbour ban", *no_ban),
         _diffusion("no_gap", "no commit gap", *no_gap),
