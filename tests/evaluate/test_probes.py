@@ -94,6 +94,7 @@ def test_the_rows_values_average_to_the_headline(probe: Probe) -> None:
     found = held_out_ce(small_model(), probe, mask_id=MASK, device=CPU)
     assert np.mean(found.row_values()) == pytest.approx(found.mean)
     assert row_values([(1.0, 2), (3.0, 2)]) == [0.5, 1.5]
+    assert row_values([(2.0, 1), (6.0, 3)]) == [2.0, 2.0]  # equal rates: nothing is uncertain
 
 
 def test_a_visible_token_is_never_scored_and_a_hidden_one_never_seen(probe: Probe) -> None:

@@ -47,7 +47,7 @@ def test_the_first_model_is_what_the_others_are_compared_with(
     shown = capsys.readouterr().out
     assert "held_out" in shown
     assert "decoding: pair" in shown
-    assert "short: CE by mask rate" in shown
+    assert "held_out: CE by mask rate" in shown
     assert shown.count("[") == 8  # held_out, short, token, pair of each
     assert main(["probe", a, b, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
+from diffurefill.config import HELD_OUT
 from diffurefill.evaluate.facts.probe import CHANCE
 from diffurefill.evaluate.scores import Scores, differences, own_intervals
 from diffurefill.evaluate.statistics import Interval
@@ -28,10 +29,12 @@ OTHERS = {
 
 
 def score_tables(scores: Sequence[Scores]) -> list[Table]:
-    """One table of all models; CE by mask rate; facts by relation."""
+    """One table of all models; held-out CE by mask rate; facts by relation."""
+    tables = [_models(scores)]
+    with_rates = [found for found in scores if HELD_OUT in found.sets]
     with_facts = [found for found in scores if found.facts is not None]
-    relations = [_relations(with_facts)] if with_facts else []
-    return [_models(scores), *_rates(scores), *relations]
+    tables += [_rates(with_rates)] if with_rates else []
+    return tables + ([_relations(with_facts)] if with_facts else [])
 
 
 def _models(scores: Sequence[Scores]) -> Table:
@@ -79,17 +82,15 @@ def _cell(
     return "\n".join(lines)
 
 
-def _rates(scores: Sequence[Scores]) -> Iterable[Table]:
-    """CE by mask rate, a table a set."""
-    for name in dict.fromkeys(name for found in scores for name in found.sets):
-        having = [found for found in scores if name in found.sets]
-        table = Table(title=f"{name}: CE by mask rate")
-        table.add_column("model", overflow="fold")
-        for rate in having[0].sets[name].by_rate:
-            table.add_column(f"{rate:g}", justify="right")
-        for found in having:
-            table.add_row(found.model, *(f"{ce:.4f}" for ce in found.sets[name].by_rate.values()))
-        yield table
+def _rates(scores: Sequence[Scores]) -> Table:
+    """Held-out CE by mask rate."""
+    table = Table(title=f"{HELD_OUT}: CE by mask rate")
+    table.add_column("model", overflow="fold")
+    for rate in scores[0].sets[HELD_OUT].by_rate:
+        table.add_column(f"{rate:g}", justify="right")
+    for found in scores:
+        table.add_row(found.model, *(f"{ce:.4f}" for ce in found.sets[HELD_OUT].by_rate.values()))
+    return table
 
 
 def _relations(scores: Sequence[Scores]) -> Table:

@@ -101,11 +101,13 @@ def draw_masks(
 def row_values(rows: Sequence[tuple[float, int]]) -> list[float]:
     """(sum, count) of each row, as values a row whose plain mean is the pooled mean.
 
-    Counts are the same for every model, so the difference of two models' values, row by row, has
-    the difference of their pooled means as its mean.
+    They are the pooled mean linearised in the rows, so that resampling them is, to first order,
+    resampling whole rows with their counts; and the difference of two models' values has the
+    difference of their pooled means as its mean, for counts are the same for every model.
     """
     total = max(sum(n for _, n in rows), 1)
-    return [part * len(rows) / total for part, _ in rows]
+    mean = sum(part for part, _ in rows) / total
+    return [mean + (part - mean * n) * len(rows) / total for part, n in rows]
 
 
 @dataclass(frozen=True)
