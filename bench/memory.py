@@ -35,9 +35,11 @@ from diffurefill.train.step import StepResult, train_step
 DOCUMENTS_PER_ROW = 4
 
 
-def preset_of(name: str, rows: int) -> RunConfig:
+def preset_of(name: str, rows: int, budget: float) -> RunConfig:
     config = load_preset(name)
-    train = replace(config.train, batch_rows=2 * rows, micro_batch_rows=rows)
+    train = replace(
+        config.train, batch_rows=2 * rows, micro_batch_rows=rows, activation_budget=budget
+    )
     return replace(config, train=train)
 
 
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--preset", default="stand-38m")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--budget", type=float, default=1.0, help="train.activation_budget")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     set_threads(1)
@@ -98,20 +101,21 @@ def main() -> None:
     if arguments.quick:
         preset, sizes = "demo", [2, 8]
     if arguments.one:
-        print(json.dumps(measure(preset_of(preset, sizes[0]), torch.device(arguments.device))))
+        config = preset_of(preset, sizes[0], arguments.budget)
+        print(json.dumps(measure(config, torch.device(arguments.device))))
         return
     cases = []
     for rows in sizes:
         command = [sys.executable, __file__, "--one", "--preset", preset, "--rows", str(rows)]
-        done = subprocess.run(
-            [*command, "--device", arguments.device], capture_output=True, text=True, check=True
-        )
+        command += ["--device", arguments.device, "--budget", str(arguments.budget)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
         cases.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"{rows} rows: {cases[-1]['error']:+.1%}", file=sys.stderr)
     config = load_preset(preset)
     figures = {
         "preset": preset,
         "device_type": arguments.device,
+        "activation_budget": arguments.budget,
         "row_length": config.data.row_length,
         "optimizer": config.optim.optimizer,
         "largest_error": max(abs(case["error"]) for case in cases),

@@ -20,10 +20,11 @@ from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrai
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
+from diffurefill.commands.doctor import Doctor
 from diffurefill.commands.evaluate import Evaluate, LmEval
 from diffurefill.commands.facts import Facts
 from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, Status, Worker
-from diffurefill.commands.model import Demo, Doctor, Generate, Infill, Train
+from diffurefill.commands.model import Demo, Generate, Infill, Train
 from diffurefill.commands.pilot import BenchPilot
 from diffurefill.commands.probe import Probe, ProbeFacts
 from diffurefill.commands.speed import BenchSpeed

@@ -108,6 +108,43 @@ def training_dtype(
     return torch.float16 if precision == "fp16" else torch.bfloat16
 
 
+def available_bytes(device: torch.device) -> int:
+    """Memory that this process can still have there, with what torch already holds of a GPU.
+
+    On a CPU the smaller of what the system has and what a container allows.
+    """
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    return int(min(_system_bytes(), _container_bytes()))
+
+
+def _system_bytes() -> int:
+    lines = (_text("/proc/meminfo") or "").splitlines()
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _container_bytes() -> float:
+    """Left below the limit of a version 2 control group; file caches do not count against it."""
+    limit = (_text("/sys/fs/cgroup/memory.max") or "max").strip()
+    if limit == "max":
+        return float("inf")
+    facts = dict(line.split() for line in (_text("/sys/fs/cgroup/memory.stat") or "").splitlines())
+    return max(0, int(limit) - int(facts.get("anon", 0)))
+
+
+def _text(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii") as f:
+            return f.read()
+    except OSError:
+        return None
+
+
 def machine_facts() -> dict[str, Any]:
     """What a result file says of the machine: no names, no paths, no environment."""
     import torch
@@ -158,15 +195,11 @@ def doctor() -> dict[str, str]:
     import shutil
     import tempfile
 
-    import torch
-
     facts, device = machine_facts(), default_device()
     dtype = training_dtype(device, "auto")
     free = shutil.disk_usage(tempfile.gettempdir()).free / 1e9
     found = {name: str(value) for name, value in facts.items()}
     found["precision"] = "float32" if dtype is None else f"{dtype} autocast over float32 weights"
     found["temporary"] = f"{free:.1f} GB free in {tempfile.gettempdir()}"
-    if device.type == "cuda":
-        memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-        found["gpu memory"] = f"{memory:.1f} GiB"
+    found["memory"] = f"{available_bytes(device) / 2**30:.1f} GiB free on {device.type}"
     return found

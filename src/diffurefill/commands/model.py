@@ -1,4 +1,4 @@
-"""Commands on a model: train one alone, write with it, measure it; and on this machine."""
+"""Commands on a model: train one alone, write with it, measure it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tyro.conf import Positional, UseAppendAction
 
 from diffurefill.commands.common import resolved, say
 from diffurefill.config import RunConfig, load_preset
-from diffurefill.store.base import open_store
 
 
 @dataclass
@@ -126,24 +125,6 @@ class Infill(_Writing):
         model = load(self.model, self.weights)
         text = model.infill(self.text, stages=stages(self.decode), seed=self.seed, views=views)
         say(text)
-        return 0
-
-
-@dataclass
-class Doctor:
-    """What this machine offers, and whether a store on it is safe to use."""
-
-    store: Positional[str | None] = None
-    """A store to test: writes a little, on a lane of its own, and removes it."""
-
-    def run(self) -> int:
-        from diffurefill.runtime import doctor
-
-        for name, value in doctor().items():
-            say(f"{name:<12} {value}")
-        if self.store is not None:
-            open_store(self.store).selftest()
-            say(f"{'store':<12} {self.store}: conditional writes are honoured")
         return 0
 
 

@@ -65,8 +65,11 @@ class OptimConfig:
 class TrainConfig:
     batch_rows: int = 64
     """B: rows of one optimiser step."""
-    micro_batch_rows: int = 8
-    """Rows of one forward pass; changes memory and speed, never the result."""
+    micro_batch_rows: int = 0
+    """Rows of one forward pass; 0: as many as fit into the memory. Never changes the result."""
+    activation_budget: float = 1.0
+    """Share of the blocks whose activations are kept for the backward pass; those of the others are
+    computed again, which costs up to a third of the speed. Never changes the result."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic over fp32 weights and gradients. auto: bf16 where a GPU has it, fp16 with loss
     scaling on one that does not, fp32 on CPU."""
@@ -77,5 +80,8 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         require(self.batch_rows >= 1, "train.batch_rows must be at least 1")
-        require(self.micro_batch_rows >= 1, "train.micro_batch_rows must be at least 1")
+        rows = self.micro_batch_rows
+        require(rows >= 0, "train.micro_batch_rows must be at least 1, or 0 to take what fits")
+        budget = self.activation_budget
+        require(0.0 < budget <= 1.0, "train.activation_budget must lie in (0, 1]; 1 keeps all")
         require(self.log_every_steps >= 1, "train.log_every_steps must be at least 1")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from diffurefill.config import ModelConfig, UserError
 from diffurefill.model.attention import Backend, Segments, attention, plan_segments
@@ -103,9 +104,14 @@ class Denoiser(nn.Module):
         doc_ids: Tensor | None = None,
         wanted: Tensor | None = None,
         cache: KVCache | None = None,
+        recomputed_blocks: int = 0,
     ) -> Tensor:
         """What the head turns into logits, normed: (B, T, D), or (N, D) at `wanted`, indices into
-        the B * T positions, where the canvas is."""
+        the B * T positions, where the canvas is.
+
+        recomputed_blocks: so many blocks, from the first on, keep their input alone and run again
+        in the backward pass.
+        """
         x = self.embedding(canvas)  # (B, T, D)
         if torch.is_autocast_enabled(x.device.type):
             # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
@@ -113,9 +119,10 @@ class Denoiser(nn.Module):
         rotary, pasts = self._mixing(canvas, doc_ids, cache)
         calls = self.training_calls if torch.is_grad_enabled() else EAGER
         *blocks, last_block = self.blocks
-        for block, segments in zip(blocks, pasts, strict=False):
-            x = calls.inner(block, x, rotary, segments)
-        x = calls.last(last_block, x, rotary, pasts[-1], wanted)  # (B, T, D) or (N, D)
+        for i, (block, segments) in enumerate(zip(blocks, pasts, strict=False)):
+            x = _run(calls.inner, block, x, rotary, segments, recomputed=i < recomputed_blocks)
+        ends = (x, rotary, pasts[-1], wanted)
+        x = _run(calls.last, last_block, *ends, recomputed=len(blocks) < recomputed_blocks)
         return self.final_norm(x)
 
     @torch.no_grad()
@@ -172,6 +179,13 @@ class Denoiser(nn.Module):
                 table = rotary_table(num_positions, head_dim, self.config.rope_base).to(device)
             self._rotary = table
         return table[:, :num_positions]
+
+
+def _run(call: Callable[..., Tensor], *args: Any, recomputed: bool) -> Tensor:
+    """`call(*args)`; `recomputed`: and again in the backward pass, from `args` alone."""
+    if recomputed:
+        return checkpoint(call, *args, use_reentrant=False, preserve_rng_state=False)
+    return call(*args)
 
 
 class Block(nn.Module):

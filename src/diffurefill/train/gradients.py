@@ -30,14 +30,16 @@ class Arithmetic:
     pad_to: int
     """Masked positions of a micro-batch are filled up to a multiple: a GPU then meets few shapes,
     and compiles for few."""
+    activation_budget: float = 1.0
+    """Share of the blocks that keep their activations."""
 
 
 def arithmetic_of(device: torch.device, config: TrainConfig) -> Arithmetic:
     """Raises UserError for a precision that the device does not have."""
-    dtype = training_dtype(device, config.precision)
+    dtype, budget = training_dtype(device, config.precision), config.activation_budget
     if device.type == "cuda":
-        return Arithmetic(dtype, CHUNK_BYTES, PAD_TO)
-    return Arithmetic(dtype, None, 1)
+        return Arithmetic(dtype, CHUNK_BYTES, PAD_TO, budget)
+    return Arithmetic(dtype, None, 1, budget)
 
 
 def accumulate(
@@ -95,7 +97,9 @@ def forward_backward(
     cast: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """One micro-batch, inside `autocast`: the weighted sum, (), and ce (N,) at the N `wanted`."""
-    hidden = model.hidden(canvas, doc_ids, wanted)
+    kept = int(how.activation_budget * len(model.blocks) + 1e-9)
+    recomputed = len(model.blocks) - kept
+    hidden = model.hidden(canvas, doc_ids, wanted, recomputed_blocks=recomputed)
     loss, ce = head_cross_entropy(
         hidden,
         model.embedding.weight,

@@ -89,7 +89,9 @@ def measured_peak(run: Callable[[], object], device: torch.device) -> int:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     live = most = 0
-    for event in profiler.profiler.kineto_results.events():
+    assert profiler.profiler is not None
+    events: Any = profiler.profiler.kineto_results
+    for event in events.events():
         if event.name() == "[memory]":
             live += event.nbytes()
             most = max(most, live)

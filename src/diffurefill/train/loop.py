@@ -29,6 +29,7 @@ from diffurefill.train.compiling import (
     why_not_compiled,
 )
 from diffurefill.train.metrics import IntervalMetrics
+from diffurefill.train.micro_batch import micro_batch
 from diffurefill.train.speed import StepClock, Work, speed_facts
 from diffurefill.train.step import StepResult, train_step
 from diffurefill.train.timing import is_compiled
@@ -61,6 +62,7 @@ class Trainer:
         self.config, self.slot = config, slot
         self.tokenizer = with_encoder(tokenizer, config.data, corpus)
         self.device = default_device() if device is None else device
+        self.at_once = micro_batch(config, self.device)
         self.model = Denoiser(config.model).to(self.device)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.step = 0
@@ -147,6 +149,7 @@ class Trainer:
             ],
             mask_id=self.tokenizer.mask_id,
             bos_id=self.tokenizer.bos_id,
+            at_once=self.at_once,
         )
 
     def _make_ready(self, rows: Rows) -> None:
@@ -161,7 +164,7 @@ class Trainer:
         if device.type == "cuda":
             choice = fastest_backend(
                 device,
-                torch.from_numpy(rows.doc_ids[: config.train.micro_batch_rows]),
+                torch.from_numpy(rows.doc_ids[: self.at_once.rows]),
                 heads=config.model.heads,
                 head_dim=config.model.width // config.model.heads,
                 dtype=training_dtype(device, config.train.precision) or torch.float32,
@@ -191,6 +194,7 @@ class Trainer:
         return {
             "blocks": "compiled" if is_compiled(self.model) else "eager",
             "attention": self.model.attention_backend or "by rule",
+            "rows_at_once": self.at_once.rows,
         }
 
     def parameters(self) -> dict[str, Tensor]:

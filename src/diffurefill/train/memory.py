@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -53,7 +53,11 @@ class Footprint:
 def predict(config: RunConfig, how: Arithmetic, rows: int, masked_share: float) -> Footprint:
     """The footprint with `rows` rows at once, `masked_share` of whose positions are masked."""
     vocab_size = config.model.vocab_size
-    with FakeTensorMode(), LiveBytes(lambda *of: _kind(ledger, vocab_size, *of)) as ledger:
+
+    def kind_of(func: Any, args: tuple[Any, ...], out: Tensor) -> str:
+        return _kind(ledger, vocab_size, func, args, out)
+
+    with FakeTensorMode(), LiveBytes(kind_of) as ledger:
         model = Denoiser(config.model)
         ledger.name(model.parameters(), "weights")
         optimizer = build_optimizer(model, config.optim)
@@ -81,9 +85,7 @@ def _micro_batch(
     B, T = shape
     filled = -(-math.ceil(B * T * share) // how.pad_to) * how.pad_to
     N = min(filled, B * T)
-    canvas, wanted, targets = (
-        torch.zeros(n, dtype=torch.int64) for n in (shape, N, N)
-    )
+    canvas, wanted, targets = (torch.zeros(n, dtype=torch.int64) for n in (shape, N, N))
 
     def saved(tensor: Tensor) -> Tensor:
         if ledger.kind(tensor) == WORKING:
@@ -118,9 +120,10 @@ def arithmetic_on(device_type: str, config: RunConfig) -> Arithmetic:
     """Of training on a device that may be elsewhere: a GPU that is not here has bf16."""
     if device_type == "cuda" and not torch.cuda.is_available():
         dtype = None if config.train.precision == "fp32" else torch.bfloat16
-        return Arithmetic(dtype, CHUNK_BYTES, PAD_TO)
+        return Arithmetic(dtype, CHUNK_BYTES, PAD_TO, config.train.activation_budget)
     how = arithmetic_of(torch.device(device_type), config.train)
-    return Arithmetic(how.dtype and torch.bfloat16, how.chunk_bytes, how.pad_to)
+    # Every 16-bit type has the same size, and a CPU knows bf16 best.
+    return replace(how, dtype=how.dtype and torch.bfloat16)
 
 
 def largest_masked_share(objective: ObjectiveConfig, rows: int, *, causal: bool) -> float:

@@ -22,7 +22,8 @@ from diffurefill.objective.next_token import next_token
 from diffurefill.optim.adamw import RunOptimizer
 from diffurefill.optim.loss_scale import LossScale
 from diffurefill.optim.schedule import learning_rate
-from diffurefill.train.gradients import accumulate, arithmetic_of
+from diffurefill.train.gradients import Arithmetic, accumulate, arithmetic_of
+from diffurefill.train.micro_batch import MicroBatch
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ def train_step(
     keys: Sequence[Key],
     mask_id: int,
     bos_id: int,
+    at_once: MicroBatch | None = None,
 ) -> StepResult:
     """The update that brings `model` from step - 1 to `step`; `keys` gives one mask key per row.
 
     A causal model is the autoregressive twin: it learns every next token of the same rows.
+    at_once: rows of a micro-batch, fewer where the memory turns out too small; None: as configured.
     """
     how = arithmetic_of(model.embedding.weight.device, config.train)
     scale = _loss_scale(optimizer, how.dtype)
@@ -99,8 +102,11 @@ def train_step(
     weights = weights * scale.value if scale else weights
     doc_ids = torch.from_numpy(rows.doc_ids)
     # 2. forward and backward, micro-batch by micro-batch; the weighted sums add up
-    rows_at_once = config.train.micro_batch_rows
-    loss, part_ce = accumulate(model, how, corrupted, doc_ids, weights, rows_at_once)
+    at_once = at_once or MicroBatch(config.train.micro_batch_rows or len(doc_ids))
+    while (sums := _accumulated(model, how, corrupted, doc_ids, weights, at_once)) is None:
+        optimizer.zero_grad()
+        at_once.halve()
+    loss, part_ce = sums
     # 3. clip and update
     if scale:
         loss /= scale.value
@@ -115,6 +121,21 @@ def train_step(
     optimizer.zero_grad()
     num_tokens = int((rows.doc_ids >= 0).sum())
     return StepResult(loss, grad_norm, part_ce, corrupted, rate, num_tokens, used, is_skipped)
+
+
+def _accumulated(
+    model: Denoiser,
+    how: Arithmetic,
+    corrupted: Corrupted,
+    doc_ids: Tensor,
+    weights: Tensor,
+    at_once: MicroBatch,
+) -> tuple[Tensor, Tensor] | None:
+    """`accumulate`'s sums; None where a GPU had not enough memory."""
+    try:
+        return accumulate(model, how, corrupted, doc_ids, weights, at_once.rows)
+    except torch.OutOfMemoryError:
+        return None  # past the handler, for the error holds on to the tensors of its frames
 
 
 def _loss_scale(optimizer: RunOptimizer, dtype: torch.dtype | None) -> LossScale | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +47,8 @@ class Bench:
 
         set_threads(self.threads)
         device = require_device(self.device)
-        figures = self.measure(resolved(self.settings, self.data, quietly=True), device)
+        config = resolved(self.settings, self.data, quietly=True)
+        figures = self.measure(with_rows_that_fit(config, device), device)
         progress("")
         figures = {"preset": self.preset, **figures}
         if self.json:
@@ -63,6 +64,14 @@ class Bench:
 
     def table(self, figures: dict[str, Any]) -> Table:
         raise NotImplementedError
+
+
+def with_rows_that_fit(config: RunConfig, device: torch.device) -> RunConfig:
+    """`config` with its automatic number of rows at once made a number."""
+    from diffurefill.train.micro_batch import micro_batch
+
+    rows = micro_batch(config, device).rows
+    return replace(config, train=replace(config.train, micro_batch_rows=rows))
 
 
 def open_trainer(config: RunConfig, device: torch.device) -> tuple[Trainer, Corpus]:

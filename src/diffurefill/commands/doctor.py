@@ -1,0 +1,97 @@
+"""`diffurefill doctor`: what this machine offers, if a store is safe, where memory would go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from diffurefill.commands.common import progress, say
+from diffurefill.config import RunConfig, UserError, load_preset
+from diffurefill.store.base import open_store
+
+if TYPE_CHECKING:
+    from diffurefill.train.memory import Footprint
+
+GIB = 2**30
+
+
+@dataclass
+class Doctor:
+    """What this machine offers, whether a store on it is safe to use, and what would fit on it."""
+
+    store: Positional[str | None] = None
+    """A store to test: writes a little, on a lane of its own, and removes it."""
+    preset: str | None = None
+    """Show where the memory of a training step goes, and how many rows at once fit."""
+    config: Path | None = None
+    """A TOML file laid over the preset; flags are laid over both."""
+    device: Literal["cpu", "cuda"] | None = None
+    """The device to train on; it need not be here."""
+    memory_gib: float | None = None
+    """Memory of a device that is not here; what is free by default."""
+    settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
+
+    def run(self) -> int:
+        from diffurefill.runtime import doctor
+
+        asks_for_memory = self.preset or self.config or self.settings != load_preset("demo")
+        if (self.device or self.memory_gib) and not asks_for_memory:
+            raise UserError("say which model is to fit: --preset base-1b, for example")
+        for name, value in doctor().items():
+            say(f"{name:<12} {value}")
+        if self.store is not None:
+            open_store(self.store).selftest()
+            say(f"{'store':<12} {self.store}: conditional writes are honoured")
+        if asks_for_memory:
+            return self._show_memory()
+        return 0
+
+    def _show_memory(self) -> int:
+        from diffurefill.runtime import available_bytes, default_device
+        from diffurefill.train.memory import arithmetic_on
+        from diffurefill.train.micro_batch import USABLE, fitting_rows, footprint, sizes
+
+        here = default_device()
+        device_type = self.device or here.type
+        if self.memory_gib is None and device_type != here.type:
+            raise UserError(f"no {device_type} here to ask: give its --memory-gib")
+        free = available_bytes(here) if self.memory_gib is None else int(self.memory_gib * GIB)
+        settings, usable = self.settings, USABLE[device_type] * free
+        dtype = arithmetic_on(device_type, settings).dtype
+        found = []
+        for rows in sizes(settings, device_type):
+            progress(f"counting {rows} rows at once")
+            found.append(footprint(settings, device_type, rows))
+        progress("")
+        say(
+            f"\none step on {device_type}, {'16-bit' if dtype else 'fp32'} products, "
+            f"{settings.optim.optimizer}, rows of {settings.data.row_length}, activation budget "
+            f"{settings.train.activation_budget:g}; {_unit(found)[0]} when it holds most"
+        )
+        for line in table(found, usable):
+            say(line)
+        rows = fitting_rows(settings, device_type, free)
+        say(
+            f"{usable / GIB:.1f} GiB may be used ({USABLE[device_type]:.0%} of what is free): "
+            f"train.micro_batch_rows = 0 takes {rows} rows at once"
+        )
+        return 0
+
+
+def table(found: list[Footprint], usable: float) -> list[str]:
+    """A line for every number of rows, a column for everything that takes memory."""
+    kinds, (_, size) = list(found[0].bytes_by_kind), _unit(found)
+    lines = ["rows  " + "  ".join([*kinds, "  total", "fits"])]
+    for f in found:
+        cells = [f"{f.bytes_by_kind[kind] / size:{len(kind)}.2f}" for kind in kinds]
+        fits = "yes" if f.total <= usable else "no"
+        lines.append(f"{f.rows:4}  " + "  ".join([*cells, f"{f.total / size:7.2f}", fits]))
+    return lines
+
+
+def _unit(found: list[Footprint]) -> tuple[str, int]:
+    return ("GiB", GIB) if max(f.total for f in found) >= GIB else ("MiB", 2**20)

@@ -1,0 +1,200 @@
+"""What is said of a step's memory beforehand is what it takes, and the choice follows from it."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from diffurefill.cli import main
+from diffurefill.config import ObjectiveConfig, RunConfig, TrainConfig, UserError, load_preset
+from diffurefill.train import micro_batch as room
+from diffurefill.train import step as step_room
+from diffurefill.train.gradients import Arithmetic
+from diffurefill.train.memory import CPU, arithmetic_on, largest_masked_share, predict
+from diffurefill.train.micro_batch import MicroBatch, fitting_rows, micro_batch, sizes
+from diffurefill.train.step import train_step
+
+from .test_golden import BASE, rows
+from .test_step import build
+
+ROOT = Path(__file__).parents[2]
+GIB = 2**30
+DEMO = load_preset("demo")
+
+
+@pytest.mark.parametrize("case", [(1, 1.0), (4, 1.0), (8, 0.5)])
+def test_a_prediction_is_within_15_percent_of_what_the_allocator_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, case: tuple[int, float]
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    bench = importlib.import_module("memory")
+    gc.collect()  # what others left is not to be freed, and so counted, meanwhile
+    found = bench.measure(bench.preset_of("demo", *case), CPU)
+    assert abs(found["error"]) < 0.15, found
+
+
+def test_a_footprint_names_where_the_bytes_are() -> None:
+    how = Arithmetic(torch.bfloat16, chunk_bytes=2**20, pad_to=128)
+    found = predict(DEMO, how, 4, 0.5)
+    by_kind = found.bytes_by_kind
+    parameters = sum(p.numel() for p in build(DEMO)[0].parameters())
+    assert by_kind["weights"] == by_kind["gradients"] == 4 * parameters
+    assert by_kind["16-bit copies"] == pytest.approx(2 * parameters, rel=0.02), "of matrices, once"
+    assert by_kind["activations"] > 0
+    assert found.total == sum(by_kind.values())
+    whole = predict(DEMO, replace(how, chunk_bytes=None), 4, 0.5)
+    assert by_kind["logits"] < whole.bytes_by_kind["logits"]
+    lone = predict(replace(DEMO, train=replace(DEMO.train, batch_rows=4)), how, 4, 0.5)
+    assert lone.bytes_by_kind["gradients"] < 4 * parameters, "not there yet when activations are"
+
+
+def test_a_lower_activation_budget_takes_less() -> None:
+    how = arithmetic_on("cpu", DEMO)
+    totals = [
+        predict(DEMO, replace(how, activation_budget=b), 16, 0.5).total for b in (1, 0.5, 0.1)
+    ]
+    assert totals == sorted(totals, reverse=True)
+    assert totals[2] < 0.9 * totals[0]
+
+
+@pytest.mark.parametrize("budget", [0.5, 0.01])
+def test_recomputing_blocks_changes_no_bit_of_a_step(budget: float) -> None:
+    config = replace(BASE, train=replace(BASE.train, activation_budget=budget))
+    keys = [(0, row) for row in range(4)]
+    plain, less = build(BASE), build(config)
+    for (model, optimizer), c in ((plain, BASE), (less, config)):
+        train_step(model, optimizer, rows(0), c, step=1, keys=keys, mask_id=94, bos_id=0)
+    for p, q in zip(plain[0].parameters(), less[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize("budget", [0.0, -0.5, 1.5, float("nan")])
+def test_a_budget_that_means_nothing_is_refused(budget: float) -> None:
+    with pytest.raises(UserError, match=r"activation_budget must lie in \(0, 1\]"):
+        TrainConfig(activation_budget=budget)
+
+
+@pytest.mark.parametrize("objective", [ObjectiveConfig(), ObjectiveConfig(t_min=0, prefix_rows=0)])
+def test_nearly_every_micro_batch_has_fewer_masks_than_is_counted_with(
+    objective: ObjectiveConfig,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform() -> torch.Tensor:
+        return torch.rand(4000, 8, generator=generator)
+
+    t = objective.t_min + (1 - objective.t_min) * uniform()
+    shares = (t * (1 - (uniform() < objective.prefix_rows) * uniform())).mean(1)
+    most = largest_masked_share(objective, 8, causal=False)
+    assert 0.99 < (shares <= most).float().mean() <= 1.0
+    assert most < shares.max() + 0.05
+    assert largest_masked_share(objective, 8, causal=True) == 1.0
+
+
+# --- the choice ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 GiB and 1 for every row of 2,048 tokens; a tenth with every block computed again."""
+
+    def footprint(config: RunConfig, device_type: str, rows: int):
+        share = config.train.activation_budget * config.data.row_length / 2048
+        fixed = 2 * config.model.width / 2048
+        return type("Found", (), {"total": int((fixed + rows * share) * GIB)})
+
+    monkeypatch.setattr(room, "footprint", footprint)
+
+
+def big(batch_rows: int = 48) -> RunConfig:
+    base = load_preset("base-1b")
+    return replace(base, train=TrainConfig(batch_rows=batch_rows))
+
+
+def test_micro_batches_divide_the_batch_and_stop_where_more_brings_nothing() -> None:
+    assert sizes(big(48), "cuda") == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert sizes(big(7), "cuda") == [1, 7]
+    assert sizes(big(48), "cpu") == [1, 2, 3, 4]
+
+
+@pytest.mark.usefixtures("linear")
+@pytest.mark.parametrize(("free", "expected"), [(100, 16), (11.2, 8), (11.0, 6), (3.4, 1)])
+def test_the_largest_that_fits_is_taken(free: float, expected: int) -> None:
+    assert fitting_rows(big(), "cuda", int(free * GIB)) == expected
+
+
+@pytest.mark.usefixtures("linear")
+def test_a_card_too_small_is_told_with_what_would_fit() -> None:
+    message = (
+        r"one row of 2048 tokens needs 3\.00 GiB and cuda has 2\.34 GiB to give; what would fit: "
+        r"train\.activation_budget = 0\.01; data\.row_length = 512; --preset stand-38m"
+    )
+    with pytest.raises(UserError, match=message):
+        fitting_rows(big(), "cuda", int(2.6 * GIB))
+    with pytest.raises(UserError, match="nothing here would fit: take a larger machine"):
+        fitting_rows(big(), "cuda", int(0.01 * GIB))
+
+
+def test_an_explicit_number_of_rows_is_taken_as_it_is() -> None:
+    config = replace(big(), train=TrainConfig(micro_batch_rows=5))
+    assert micro_batch(config, CPU).rows == 5
+
+
+def test_a_gpu_with_less_memory_than_thought_halves_once_and_gets_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accumulate = step_room.accumulate
+
+    def small(model, how, corrupted, doc_ids, weights, rows_at_once):
+        sums = accumulate(model, how, corrupted, doc_ids, weights, rows_at_once)
+        if rows_at_once > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return sums
+
+    keys = [(0, row) for row in range(4)]
+    plain, squeezed = build(BASE), build(BASE)
+    train_step(*plain, rows(0), BASE, step=1, keys=keys, mask_id=94, bos_id=0)
+    monkeypatch.setattr(step_room, "accumulate", small)
+    at_once = MicroBatch(4)
+    train_step(*squeezed, rows(0), BASE, step=1, keys=keys, mask_id=94, bos_id=0, at_once=at_once)
+    assert at_once.rows == 2
+    assert "out of GPU memory: from here on 2 rows at once" in caplog.text
+    for p, q in zip(plain[0].parameters(), squeezed[0].parameters(), strict=True):
+        assert torch.equal(p, q)
+    with pytest.raises(UserError, match=r"set train\.micro_batch_rows lower"):
+        at_once.halve()
+
+
+# --- doctor --------------------------------------------------------------------------------------
+
+
+def test_doctor_shows_where_memory_goes(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--train.batch-rows", "2", "--device", "cuda", "--memory-gib", "1"]
+    assert main(["doctor", "--preset", "demo", *small]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = next(i for i, line in enumerate(lines) if line.startswith("rows"))
+    assert "16-bit copies" in lines[header]
+    assert [line.split()[0] for line in lines[header + 1 : header + 3]] == ["1", "2"]
+    assert lines[header + 2].endswith("yes")
+    assert lines[-1].endswith("train.micro_batch_rows = 0 takes 2 rows at once")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--device", "cuda"], "say which model is to fit"),
+        (["--preset", "demo", "--device", "cuda"], "no cuda here to ask: give its --memory-gib"),
+    ],
+)
+def test_doctor_says_what_it_would_need_to_know(
+    capsys: pytest.CaptureFixture[str], flags: list[str], message: str
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU to ask")
+    assert main(["doctor", *flags]) == 2
+    assert message in capsys.readouterr().err
