@@ -19,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
+from evaluation_blocks import evaluate_block, likelihood_block
 from pilot_block import decode_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/fleet.md", "docs/data.md", "docs/performance.md")
+PAGES = ("README.md", "docs/fleet.md", "docs/data.md", "docs/performance.md", "docs/evaluation.md")
 SHOWN_ROWS = 8
 WIDTH = 118
 
@@ -208,7 +209,9 @@ def long_run_block(facts: dict[str, Any]) -> str:
 
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo_block,
+    "evaluate": evaluate_block,
     "exhaustive": exhaustive_block,
+    "likelihood": likelihood_block,
     "lineage": lineage_block,
     "pilot": pilot_block,
     "pipeline": pipeline_block,

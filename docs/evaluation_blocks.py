@@ -1,0 +1,67 @@
+"""The figures of docs/evaluation.md."""
+
+from __future__ import annotations
+
+from textwrap import fill
+from typing import Any
+
+WIDTH = 118
+COLUMNS = {
+    "hellaswag": "HS", "arc_easy": "ARC-e", "arc_challenge": "ARC-c", "piqa": "PIQA",
+    "winogrande": "WG", "openbookqa": "OBQA", "sciq": "SciQ", "lambada_openai": "LAMB",
+    "mmlu": "MMLU",
+}  # fmt: skip
+
+
+def likelihood_block(facts: dict[str, Any]) -> str:
+    lines = ["| requests | forward tokens | CPU time | forward tokens, rows of 2,048 |"]
+    lines.append("| --- | --- | --- | --- |")
+    for name, one in {**facts["workloads"], "all": facts}.items():
+        lines.append(
+            f"| {name} | {one['forward_token_ratio']:.2f} | {one['time_ratio']:.2f} | "
+            f"{one['forward_token_ratio_full_rows']:.0f} |"
+        )
+    intro = (
+        f"`{facts['command']}` (results/likelihood.json), a padded row per token over ours; the "
+        f"scores differ by {facts['max_abs_difference']:.1e} nats at most:"
+    )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+def evaluate_block(facts: dict[str, Any]) -> str:
+    """The report's columns: a row a model, accuracy with half the width of its interval."""
+    first = facts["models"][0]["tasks"]
+    lines = [f"| model | {' | '.join(COLUMNS[name] for name in first)} |"]
+    lines.append("| --- " * (1 + len(first)) + "|")
+    for model in facts["models"]:
+        cells = [_accuracy(model["tasks"][name]) for name in first]
+        lines.append(f"| {model['name']} ({model['scored_by']}) | {' | '.join(cells)} |")
+    chance = [f"{100 * result['chance']:.0f}" for result in first.values()]
+    lines.append(f"| a guess | {' | '.join(chance)} |")
+    splits = ", ".join(f"{COLUMNS[name]} {result['split']}" for name, result in first.items())
+    intro = (
+        f"`{facts['command']}` (results/evaluate.json), {facts['limit']} evenly spaced items of "
+        f"each task, zero-shot, in percent with half the width of the 95% interval. Splits: "
+        f"{splits}."
+    )
+    return "\n".join([fill(intro, WIDTH), "", *lines, "", fill(_beside(facts), WIDTH)])
+
+
+def _accuracy(result: dict[str, Any]) -> str:
+    reach = (result["interval"]["high"] - result["interval"]["low"]) / 2
+    return f"{100 * result['value']:.0f}±{100 * reach:.0f}"
+
+
+def _beside(facts: dict[str, Any]) -> str:
+    misses = [COLUMNS[name] for name, holds in facts["random_at_chance"].items() if not holds]
+    said = f"not at chance on {', '.join(misses)}" if misses else "at chance on every task"
+    text = f"The untrained model is {said} (intervals that hold together with 95%)."
+    one = facts["side_by_side"]
+    if one is not None:
+        ours, theirs = (100 * one[key]["acc_norm"] for key in ("evaluate", "lm_eval"))
+        text += (
+            f" {one['model']} on {COLUMNS[one['task']]} ({one['num_items']} items): {ours:.1f} by "
+            f"this command, {theirs:.1f} by lm-eval's own; no log-likelihood differs by more than "
+            f"{one['max_abs_difference']:.0e} nats."
+        )
+    return text
