@@ -17,6 +17,7 @@ from typing import Any
 import tyro
 
 from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
+from diffurefill.commands.card import Card
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
 from diffurefill.commands.data import Inspect, Pack, Preview
@@ -46,6 +47,7 @@ COMMANDS: dict[str, type[Any]] = {
     "generate": Generate,
     "infill": Infill,
     "probe": Probe,
+    "card": Card,
     "probe facts": ProbeFacts,
     "evaluate": Evaluate,
     "lm-eval": LmEval,

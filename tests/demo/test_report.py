@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from diffurefill.chart import line_chart
 from diffurefill.decode.view.frames import Cell, Frame
-from diffurefill.demo.chart import line_chart
 from diffurefill.demo.report import generation_rows, write_reports
 from diffurefill.demo.writing import Written
 

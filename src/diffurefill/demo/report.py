@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from diffurefill.chart import line_chart
 from diffurefill.decode.view.page import Sample, fragment
-from diffurefill.demo.chart import line_chart
 from diffurefill.demo.writing import Written
 
 PAGE_STYLE = (
