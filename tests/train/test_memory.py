@@ -14,6 +14,7 @@ from diffurefill.cli import main
 from diffurefill.config import ObjectiveConfig, RunConfig, TrainConfig, UserError, load_preset
 from diffurefill.train import micro_batch as room
 from diffurefill.train import step as step_room
+from diffurefill.train.compiling import compile_blocks
 from diffurefill.train.gradients import Arithmetic
 from diffurefill.train.memory import CPU, arithmetic_on, largest_masked_share, predict
 from diffurefill.train.micro_batch import MicroBatch, fitting_rows, micro_batch, sizes
@@ -71,6 +72,20 @@ def test_recomputing_blocks_changes_no_bit_of_a_step(budget: float) -> None:
         train_step(model, optimizer, rows(0), c, step=1, keys=keys, mask_id=94, bos_id=0)
     for p, q in zip(plain[0].parameters(), less[0].parameters(), strict=True):
         assert torch.equal(p, q)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+def test_compiled_blocks_are_computed_again_as_well() -> None:
+    config = replace(BASE, train=replace(BASE.train, activation_budget=0.5))
+    keys = [(0, row) for row in range(4)]
+    plain, less = build(BASE), build(config)
+    compile_blocks(less[0], backend="aot_eager")
+    a, b = (
+        train_step(model, optimizer, rows(0), c, step=1, keys=keys, mask_id=94, bos_id=0)
+        for (model, optimizer), c in ((plain, BASE), (less, config))
+    )
+    assert b.loss.item() == pytest.approx(a.loss.item(), rel=1e-6)
+    assert b.grad_norm.item() == pytest.approx(a.grad_norm.item(), rel=1e-5)
 
 
 @pytest.mark.parametrize("budget", [0.0, -0.5, 1.5, float("nan")])
