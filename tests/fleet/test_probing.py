@@ -49,7 +49,7 @@ def test_the_first_model_is_what_the_others_are_compared_with(
     assert "decoding: pair" in shown
     assert "held_out: CE by mask rate" in shown
     assert shown.count("[") == 8  # held_out, short, token, pair of each
-    assert main(["probe", a, b, "--json"]) == 0
+    assert main(["probe", a, b, "--json", "--set", "held_out,short"]) == 0
     first, second = json.loads(capsys.readouterr().out)
     assert (first["model"], second["model"]) == (a, b)
     difference = second["against_first"][HELD_OUT]

@@ -25,7 +25,7 @@ class Probe:
     models: Positional[tuple[str, ...]]
     """Stores, folders of `train` or `export`, hub ids. All others are compared with the first."""
     set: tuple[str, ...] = ()
-    """Probe sets to ask (held_out, short, wiki ...); all that lie with the model by default."""
+    """Probe sets to ask, such as held_out,short,wiki; all that lie with the model by default."""
     probe: Path | None = None
     """A probe file (probe.safetensors) for all models, instead of each one's own."""
     facts: Path | None = None
@@ -45,7 +45,8 @@ class Probe:
     def run(self) -> int:
         from diffurefill.fleet.probing import Asked, score_models
 
-        asked = Asked(self.set, self.probe, self.facts)
+        sets = [name for part in self.set for name in part.split(",")]
+        asked = Asked(sets, self.probe, self.facts)
         if self.follow or self.log is not None or self.until is not None:
             return self._follow(asked)
         scores = []
