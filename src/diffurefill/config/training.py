@@ -17,10 +17,26 @@ class ObjectiveConfig:
     prefix_rows: float = 0.5
     """Share of rows that keep a clean prefix of random length: the shape of prompted text."""
     loss: Literal["pooled", "row", "elbo"] = "pooled"
+    self_repair: float = 0.0
+    """Share of rows that learn to mend the model's own draft: filled by its samples, of which the
+    least sure fifth is masked again. The card's pilot found it harmful or neutral."""
+    self_repair_rate: tuple[float, float] = (0.10, 0.35)
+    """Lowest and highest share of a row that such a draft fills."""
 
     def __post_init__(self) -> None:
         require(0.0 <= self.t_min < 1.0, "objective.t_min must lie in [0, 1)")
         require(0.0 <= self.prefix_rows <= 1.0, "objective.prefix_rows must lie in [0, 1]")
+        require(0.0 <= self.self_repair <= 1.0, "objective.self_repair must lie in [0, 1]")
+        low, high = self.self_repair_rate
+        require(
+            0.0 < low <= high <= 1.0,
+            "objective.self_repair_rate must be two rising shares in (0, 1]",
+        )
+        require(
+            self.self_repair == 0.0 or self.loss != "elbo",
+            "objective.self_repair masks what the model is unsure of, which no elbo can weigh: set "
+            "objective.loss to pooled or row",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

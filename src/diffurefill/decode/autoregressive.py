@@ -96,6 +96,7 @@ def generate_left_to_right(
                 done = Pass(canvas, 0, k - 1, 0, ids, confidence, accepted, none, previous)
                 trajectory.append(done)
                 on_pass(done)
+    _require_finite(confidence)
     return Generation(ids, confidence, k, trajectory)
 
 
@@ -136,6 +137,7 @@ def repair_left_to_right(
                 at = torch.from_numpy(ends[now]).to(ids.device)
                 ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
                 num_passes += 1
+    _require_finite(confidence)
     return Generation(ids, confidence, num_passes, [])
 
 
@@ -181,8 +183,6 @@ class _Draws:
         )
         rules = Rules(self.forbidden, self.specials.eos_id, how.min_p)
         drawn = sample(logits, places, rules, greedy=how.temperature == 0)
-        if not drawn.confidence.isfinite().all():
-            raise UserError("the model gave logits that are not finite: use other weights")
         return drawn.tokens, drawn.confidence
 
 
@@ -199,6 +199,12 @@ def _feed(model: CausalModel, ids: Tensor, ends: Counts, cache: KVCache) -> Tens
     at[reads, counts[reads] - 1] = True
     doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
     return model(ids.gather(1, index), doc_ids, at, cache)
+
+
+def _require_finite(confidence: Tensor) -> None:
+    """Once, at the end: a look at every pass would make the host wait for the device each time."""
+    if not confidence.isfinite().all():
+        raise UserError("the model gave logits that are not finite: use other weights")
 
 
 def _given_lengths(canvas: Canvas) -> Counts:

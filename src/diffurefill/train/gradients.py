@@ -113,6 +113,16 @@ def forward_backward(
     return loss.detach(), ce
 
 
+@torch.no_grad()
+def predicted(
+    model: Denoiser, how: Arithmetic, canvas: Tensor, doc_ids: Tensor, at: Tensor
+) -> Tensor:
+    """Logits (N, V) float32 at the True positions of `at`, where the model is; no gradients."""
+    device = model.embedding.weight.device
+    with autocast(device, how.dtype):
+        return model(canvas.to(device), doc_ids, at).float()
+
+
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[object]:
     """Products in `dtype`; None: in fp32, or, inside of another such context, as they come."""
     if dtype is None and not torch.is_autocast_enabled(device.type):

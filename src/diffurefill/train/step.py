@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +20,11 @@ from diffurefill.model.denoiser import Denoiser
 from diffurefill.objective.corruption import Corrupted, Key, corrupt
 from diffurefill.objective.loss import token_weights
 from diffurefill.objective.next_token import next_token
+from diffurefill.objective.self_repair import self_repair
 from diffurefill.optim.adamw import RunOptimizer
 from diffurefill.optim.loss_scale import LossScale
 from diffurefill.optim.schedule import learning_rate
-from diffurefill.train.gradients import Arithmetic, accumulate, arithmetic_of
+from diffurefill.train.gradients import Arithmetic, accumulate, arithmetic_of, predicted
 from diffurefill.train.micro_batch import MicroBatch
 
 
@@ -87,11 +89,15 @@ def train_step(
     how = arithmetic_of(model.embedding.weight.device, config.train)
     scale = _loss_scale(optimizer, how.dtype)
     # 1. corrupt all rows of the step, and weight every masked position by the step's totals
-    corrupted = (
-        next_token(rows)
-        if config.model.causal
-        else corrupt(rows, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id)
-    )
+    if config.model.causal:
+        corrupted = next_token(rows)
+    else:
+        corrupted = corrupt(rows, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id)
+    if config.objective.self_repair > 0 and not config.model.causal:
+        predict = partial(predicted, model, how)
+        corrupted = self_repair(
+            corrupted, rows, predict, config.objective, keys=keys, mask_id=mask_id, bos_id=bos_id
+        )
     weights = token_weights(
         corrupted.is_masked,
         corrupted.parts,
