@@ -28,6 +28,7 @@ from diffurefill.commands.fleet import Audit, Compact, Init, Merger, Rollback, S
 from diffurefill.commands.model import Demo, Generate, Infill, Train
 from diffurefill.commands.pilot import BenchPilot
 from diffurefill.commands.probe import Probe, ProbeFacts
+from diffurefill.commands.release import Export, Import, Pick
 from diffurefill.commands.speed import BenchSpeed
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
@@ -49,6 +50,9 @@ COMMANDS: dict[str, type[Any]] = {
     "probe": Probe,
     "card": Card,
     "probe facts": ProbeFacts,
+    "pick": Pick,
+    "export": Export,
+    "import": Import,
     "evaluate": Evaluate,
     "lm-eval": LmEval,
     "doctor": Doctor,
