@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ import torch
 pytest.importorskip("lm_eval", reason="needs the eval extra: pip install 'diffurefill[eval]'")
 
 from diffurefill.cli import main, parse
-from diffurefill.commands.evaluate import LmEval, short_names
+from diffurefill.commands.evaluate import LmEval, Method, short_names
 from diffurefill.commands.scored_models import Reading, open_lm
 from diffurefill.config import UserError
+from diffurefill.evaluate.likelihood.scorer import Method as ScorerMethod
 from diffurefill.evaluate.likelihood.scorer import Scorer
 from diffurefill.fleet.alone import train_alone
 from tests.evaluate.harness.rows import write_rows
@@ -101,6 +103,10 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, tmp_path: Path) -
         lm.model.denoiser.final_norm.weight.fill_(float("nan"))
     with pytest.raises(UserError, match="not finite"):
         lm._loglikelihood_tokens([(None, [5], [6])])
+
+
+def test_the_flag_offers_every_scorer() -> None:
+    assert get_args(Method) == get_args(ScorerMethod)
 
 
 def test_names_carry_no_folders() -> None:
