@@ -3,11 +3,13 @@
 import importlib.util
 import re
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from diffurefill.cli import COMMANDS, parse
+from diffurefill.config import DecodeConfig, Stage, preset_names
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
@@ -58,3 +60,10 @@ def test_the_figures_are_those_of_the_result_files() -> None:
 def test_links_to_files_of_the_repository_hold() -> None:
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_the_decoding_page_names_every_knob_and_every_preset() -> None:
+    page = (ROOT / "docs" / "decoding.md").read_text("utf-8")
+    wanted = [field.name for config in (Stage, DecodeConfig) for field in fields(config)]
+    wanted += [name for name in preset_names() if name.startswith("decode-")]
+    assert [name for name in wanted if f"`{name}`" not in page] == [], "say it in a line"

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from diffurefill.config import DRAFT, REFILL, Stage
@@ -73,6 +75,12 @@ def test_every_row_of_a_real_generation_without_its_padding():
             str(i) for i in canvas.rows(done.ids)[row]
         ]  # fmt: skip
         assert [f.stage for f in shown] == ["draft"] * 12 + ["refill"] * 8
+
+
+def test_a_later_block_is_named():
+    first, second, _ = story()
+    numbers = [f.number for f in frames([first, replace(second, block=1)], decode)]
+    assert numbers == ["1/2", "2/2 of block 2"]
 
 
 def test_uncounted_passes_are_not_given_a_total():

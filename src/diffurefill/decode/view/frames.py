@@ -49,7 +49,7 @@ class Frame:
 
     stage: Literal["draft", "refill"]
     number: str
-    """`3/12`, or `3` where a stage takes as many passes as it needs."""
+    """`3/12`, or `3` where a stage takes as many passes as it needs; `3/12 of block 2`."""
     cells: tuple[Cell, ...]
 
     @property
@@ -145,6 +145,7 @@ def _frame(record: Pass, row: int, decode: Decode, one: Callable[[int], str]) ->
             replaced = _shown(one(old[i])) if remasked[i] and old[i] != ids[i] else None
             cells.append(Cell(kind, _shown(texts[i]), math.exp(confidence[i]), replaced))
     number = f"{record.index + 1}" + (f"/{record.num_passes}" if record.num_passes else "")
+    number += f" of block {record.block + 1}" if record.block else ""
     return Frame("refill" if record.remasked.any() else "draft", number, tuple(cells))
 
 

@@ -6,6 +6,7 @@ import functools
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ LEVEL_COLOURS = ("#f4a77b", "#fad3b8", "#ececea", "#cfe1f5", "#9fc8f0")
 SHADES = 6
 """Steps from one colour to another along the edge of a letter."""
 MILLISECONDS = {"draft": 450, "refill": 800}
+"""Of a pass; less where there are so many that a row would take longer than `MAX_MILLISECONDS`."""
+MAX_MILLISECONDS = 16_000
 LAST_MILLISECONDS = 3500
 MIN_WIDTH = 8
 WIDE_FONTS = (
@@ -55,7 +58,9 @@ def save_gif(rows: Sequence[Sequence[Frame]], path: Path) -> None:
     for shown, boxes_of in zip(rows, placed, strict=True):
         for k, (frame, boxes) in enumerate(zip(shown, boxes_of, strict=True)):
             pictures.append(_picture(shown, k, boxes, HEAD + LINE * lines + FOOT))
-            durations.append(MILLISECONDS[frame.stage])
+            durations.append(
+                max(40, min(MILLISECONDS[frame.stage], MAX_MILLISECONDS // len(shown)))
+            )
         durations[-1] = LAST_MILLISECONDS
     palette = _palette()
     flat = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
@@ -203,6 +208,11 @@ def _picture(shown: Sequence[Frame], k: int, boxes: Sequence[_Box], height: int)
     _draw_head(draw, shown, k)
     for box in boxes:
         _draw_box(draw, box)
+    changed = [box for box in boxes if box.cell.old is not None and box.is_first]
+    for box, after in pairwise([*changed, None]):
+        if box is not None:
+            beside = after is not None and after.line == box.line
+            _draw_old(draw, box, after.x if after and beside else WIDTH)
     _draw_foot(draw, height - FOOT + 8)
     return picture
 
@@ -240,14 +250,17 @@ def _draw_box(draw: ImageDraw, box: _Box) -> None:
         draw.rectangle((left, top + SIZE + 4, right - 1, top + SIZE + 5), fill=REFILL)
     elif cell.kind == "refilled":
         draw.rounded_rectangle(area, 4, outline=REFILL, width=2)
-        if box.is_first:
-            _draw_old(draw, left + 3, top - SMALL - 5, cell.old or "")
     draw.text((left, top), box.text, INK, _font_for(box.text, SIZE))
 
 
-def _draw_old(draw: ImageDraw, x: int, y: int, old: str) -> None:
-    text = old.replace("\n", "\u21b5").strip() or "(space)"
-    x = min(x, WIDTH - 4 - _width(text, SMALL))
+def _draw_old(draw: ImageDraw, box: _Box, end: int) -> None:
+    """What stood there, struck through above the box: as much of it as has room before `end`."""
+    text = (box.cell.old or "").replace("\n", "\u21b5").strip() or "(space)"
+    x, y = box.x + 3, HEAD + LINE * box.line - SMALL + 9
+    if x + _width(text, SMALL) > end - 4:
+        while len(text) > 1 and x + _width(f"{text}\u2026", SMALL) > end - 4:
+            text = text[:-1]
+        text += "\u2026"
     draw.text((x, y), text, SOFT, _font_for(text, SMALL))
     middle = y + SMALL * 0.65
     draw.line((x, middle, x + _width(text, SMALL), middle), SOFT)

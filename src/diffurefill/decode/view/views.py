@@ -36,8 +36,9 @@ class Views:
 
     def show(self, trajectory: Sequence[Pass], decode: Decode) -> None:
         """Every row; in the terminal and the GIF one after another."""
-        if not self or not trajectory:
+        if not self:
             return
+        assert trajectory, "a generation whose passes were kept"
         rows = range(len(trajectory[0].ids))
         samples = [_sample(trajectory, decode, row) for row in rows]
         if self.page is not None:
