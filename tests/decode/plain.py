@@ -116,16 +116,30 @@ class PlainRow:
         fillable: list[bool],
         allowed: np.ndarray,
         seed: int,
+        min_tokens: int = 0,
     ) -> None:
-        self.denoiser, self.ids, self.seed, self.allowed = denoiser, list(ids), seed, allowed
-        self.slots = [i for i, open_ in enumerate(fillable) if open_]
+        self.denoiser, self.ids, self.seed = denoiser, list(ids), seed
+        self.everywhere = self.slots = [i for i, open_ in enumerate(fillable) if open_]
+        self.allowed = {i: allowed.copy() for i in self.slots}
+        for i in self.slots[:min_tokens]:
+            self.allowed[i][EOS] = False
+        self.block: tuple[str | int, ...] = ()
         self.confidence: dict[int, float] = {}
         self.passes: list[list[int]] = []
 
-    def run(self, stages: tuple[Stage, ...]) -> list[int]:
+    def run(self, stages: tuple[Stage, ...], block_length: int) -> list[int]:
+        length = block_length or len(self.everywhere)
+        for j, first in enumerate(range(0, len(self.everywhere), length)):
+            self.slots = self.everywhere[first : first + length]
+            self.block = ("block", j) if j else ()
+            self.run_block(stages)
+        return self.ids
+
+    def run_block(self, stages: tuple[Stage, ...]) -> None:
         for s, stage in enumerate(stages):
-            k = 0
+            k, self.times = 0, dict.fromkeys(self.slots, 0)
             while k < stage.num_passes or (stage.num_passes == 0 and not stage.refills):
+                before = list(self.ids)
                 masked = [i for i in self.slots if self.ids[i] == MASK]
                 if stage.refills:
                     masked = self.remask(stage, s, k)
@@ -133,33 +147,53 @@ class PlainRow:
                     break
                 self.one_pass(stage, s, k, masked)
                 k += 1
-        return self.ids
+                if stage.stop_unchanged and self.ids == before:
+                    break
+
+    def random(self, use: str, s: int, k: int) -> np.ndarray:
+        return philox(self.seed, use, s, k, *self.block).random(len(self.ids))
 
     def gumbel(self, s: int, k: int) -> np.ndarray:
-        return -np.log(-np.log(philox(self.seed, "order", s, k).random(len(self.ids))))
+        return -np.log(-np.log(self.random("order", s, k)))
+
+    def regroup(self, groups: int) -> None:
+        """Every token's log p1 anew, a group of them masked at a time."""
+        for g in range(groups):
+            hidden = self.slots[g::groups]
+            ids = [MASK if i in hidden else token for i, token in enumerate(self.ids)]
+            logits = self.denoiser(torch.tensor([ids]))[0].numpy()
+            for i in hidden:
+                self.confidence[i] = log_softmax(logits[i], self.allowed[i])[self.ids[i]]
 
     def remask(self, stage: Stage, s: int, k: int) -> list[int]:
         m = max(1, round(stage.remask_fraction * len(self.slots)))
         gumbel = self.gumbel(s, k)
+        if stage.confidence == "regrouped":
+            self.regroup(stage.groups)
         unsure = {i: -self.confidence[i] for i in self.slots}
         if stage.order == "random":
             unsure = {i: np.float32(gumbel[i]) for i in self.slots}
+        for i in self.slots:
+            worn = stage.remask_cap is not None and self.times[i] >= stage.remask_cap
+            if worn or self.confidence[i] >= math.log(stage.sure_above or math.inf):
+                del unsure[i]
         chosen = greedy_gap(unsure, m, stage.commit_gap)
         for i in chosen:
             self.ids[i] = MASK
+            self.times[i] += 1
         return sorted(chosen)
 
     def one_pass(self, stage: Stage, s: int, k: int, masked: list[int]) -> None:
         logits = self.denoiser(torch.tensor([self.ids]))[0].numpy()
         T, n = len(self.ids), len(self.slots)
-        uniform = philox(self.seed, "sample", s, k).random(T)
+        uniform = self.random("sample", s, k)
         K = stage.num_passes or math.ceil(n / (stage.tokens_per_pass or n))
         first, last = stage.temperature
         temperature = first + (last - first) * min(1.0, k / (K - 1)) if K > 1 else last
 
         def draw_at(i: int) -> tuple[int, float]:
             beside = {self.ids[j] for j in (i - 1, i + 1) if 0 <= j < T} - {MASK, PAD}
-            return draw(logits[i], beside, uniform[i], temperature, stage, self.allowed)
+            return draw(logits[i], beside, uniform[i], temperature, stage, self.allowed[i])
 
         drawn = {i: draw_at(i) for i in masked}
         if stage.refills:
@@ -167,7 +201,7 @@ class PlainRow:
         else:
             tau = stage.order_noise * max(0.0, 1 - (k + 1) / K)
             noise = tau * self.gumbel(s, k)
-            log_p = {i: log_softmax(logits[i], self.allowed) for i in masked}
+            log_p = {i: log_softmax(logits[i], self.allowed[i]) for i in masked}
             score = self.score(stage, masked, drawn, log_p, noise, self.gumbel(s, k))
             p = {i: math.exp(drawn[i][1]) for i in masked}
             chosen = plain_accept(stage, score, self.quota(stage, k, masked), p, entropies(log_p))
@@ -216,8 +250,16 @@ def entropies(log_p: dict[int, np.ndarray]) -> dict[int, float]:
 
 
 def plain_generate(
-    denoiser: nn.Module, ids: Tensor, fillable: Tensor, stages: tuple[Stage, ...], seed: int
+    denoiser: nn.Module,
+    ids: Tensor,
+    fillable: Tensor,
+    stages: tuple[Stage, ...],
+    seed: int,
+    *,
+    block_length: int = 0,
+    min_tokens: int = 0,
 ) -> list[int]:
     """The decoded row (T,) of ids and fillable (T,)."""
     allowed = np.asarray(specials().emittable)
-    return PlainRow(denoiser, ids.tolist(), fillable.tolist(), allowed, seed).run(stages)
+    row = PlainRow(denoiser, ids.tolist(), fillable.tolist(), allowed, seed, min_tokens)
+    return row.run(stages, block_length)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -53,7 +54,20 @@ REFILLS = st.builds(
     order=st.sampled_from(["confidence", "confidence", "random"]),
     commit_gap=st.integers(1, 3),
     neighbour_ban=st.sampled_from([0.0, 6.0]),
+    confidence=st.sampled_from(["stale", "regrouped"]),
+    groups=st.sampled_from([2, 5]),
+    remask_cap=st.sampled_from([None, None, 1, 2]),
+    sure_above=st.sampled_from([None, None, 0.3, 0.9013]),
+    stop_unchanged=st.booleans(),
 )
+PLAIN = {
+    "order": "confidence",
+    "confidence": "stale",
+    "remask_cap": None,
+    "sure_above": None,
+    "stop_unchanged": False,
+}
+PLAIN_REFILLS = REFILLS.map(lambda stage: replace(stage, **PLAIN))
 SEGMENTS = st.lists(
     st.one_of(st.integers(1, 12), st.lists(st.integers(4, V - 2), max_size=4)),
     min_size=1,

@@ -10,7 +10,7 @@ from diffurefill.config import DRAFT, REFILL, RunConfig, Stage, UserError, load_
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
 from tests.decode.plain import V, plain_generate, specials
-from tests.decode.strategies import REFILLS, SEGMENTS, STAGES
+from tests.decode.strategies import PLAIN_REFILLS, REFILLS, SEGMENTS, STAGES
 from tests.fakes import EOS, MASK, BigramDenoiser, OracleDenoiser, TableDenoiser
 
 CARD = (DRAFT, REFILL)
@@ -39,11 +39,21 @@ def taken(mask: torch.Tensor) -> list[int]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(SEGMENTS, STAGES, st.lists(REFILLS, max_size=2), st.integers(0, 2**40))
-def test_generate_equals_the_plain_decoder(row, draft, refills, seed):
+@given(
+    SEGMENTS,
+    STAGES,
+    st.lists(REFILLS, max_size=2),
+    st.integers(0, 2**40),
+    st.sampled_from([0, 0, 4]),
+    st.sampled_from([0, 0, 5]),
+)
+def test_generate_equals_the_plain_decoder(row, draft, refills, seed, block_length, min_tokens):
     canvas, stages = infill([row], specials(), max_tokens=64), (draft, *refills)
-    wanted = plain_generate(BigramDenoiser(V), canvas.ids[0], canvas.fillable[0], stages, seed)
-    assert decode(canvas, stages, [seed]).ids[0].tolist() == wanted
+    options = {"block_length": block_length, "min_tokens": min_tokens}
+    wanted = plain_generate(
+        BigramDenoiser(V), canvas.ids[0], canvas.fillable[0], stages, seed, **options
+    )
+    assert decode(canvas, stages, [seed], **options).ids[0].tolist() == wanted
 
 
 @settings(max_examples=100, deadline=None)
@@ -200,9 +210,8 @@ def test_without_refill_the_result_is_the_draft():
 
 
 @settings(max_examples=40, deadline=None)
-@given(SEGMENTS, REFILLS, st.integers(0, 1000))
+@given(SEGMENTS, PLAIN_REFILLS, st.integers(0, 1000))
 def test_refill_takes_the_least_sure_and_touches_nothing_else(row, refill, seed):
-    refill = replace(refill, order="confidence")
     canvas = infill([row], specials(), max_tokens=64)
     result = decode(canvas, (DRAFT, refill), [seed])
     assert len(refills(result)) == refill.num_passes

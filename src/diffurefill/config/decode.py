@@ -9,6 +9,7 @@ from diffurefill.config.checks import require
 
 Order = Literal["confidence", "margin", "entropy", "left_to_right", "middle", "random"]
 Quota = Literal["linear", "cosine", "threshold", "factor", "entropy_bound", "one_per_run"]
+Confidence = Literal["stale", "regrouped", "shadow"]
 BOUNDED = ("threshold", "factor", "entropy_bound")
 """Quotas that look at how sure the pass is, and want `bound`."""
 ADAPTIVE = (*BOUNDED, "one_per_run")
@@ -53,6 +54,26 @@ class Stage:
     """No two positions closer than this are accepted in one pass; 1 puts no constraint."""
     neighbour_ban: float = 0.0
     """Subtracted from the logit of a token already standing to the left or right."""
+    confidence: Confidence = "stale"
+    """What a refill knows of tokens that it has not just written. `stale`: what they were written
+    with (the card). `regrouped`: before each pass all generated positions are judged anew, every
+    `groups`-th one masked in a row of its own, in one call of `groups` times the rows: the model
+    sees a share of masks it was trained on. `shadow`: each standing token is judged in the pass
+    itself by a MASK at its position that does not see it, for twice the positions; approximate,
+    since its neighbours have seen it (WINO)."""
+    groups: int = 5
+    """Rows that `regrouped` deals the positions to: 5 mask a fifth each."""
+    remask_cap: int | None = None
+    """A refill stage takes no position back more often than this, so that one which is merely hard
+    to tell does not come again and again."""
+    sure_above: float | None = None
+    """A refill leaves tokens of this probability or more alone; a row without others is done."""
+    stop_unchanged: bool = False
+    """A row is done with a refill stage as soon as a pass changed none of its tokens."""
+    refresh_every: int = 1
+    """1: exact. n: only every n-th pass computes all positions; those between compute the open and
+    the changed ones and see the others' keys and values as last computed (dKV-Cache's delay).
+    Approximate: measure it on your model first (`measure_cache`)."""
 
     @property
     def refills(self) -> bool:
@@ -70,6 +91,9 @@ class Stage:
         require(self.commit_gap >= 1, "a stage's commit_gap must be at least 1")
         require((self.tokens_per_pass or 1) >= 1, "a stage's tokens_per_pass must be at least 1")
         require(self.order_noise >= 0, "a stage's order_noise must not be negative")
+        require(self.refresh_every >= 1, "a stage's refresh_every must be at least 1")
+        shadow = self.confidence == "shadow"
+        require(not shadow or self.refresh_every == 1, "shadow confidence needs refresh_every 1")
         if self.refills:
             self._check_refill()
         else:
@@ -81,10 +105,20 @@ class Stage:
         known = self.order in ("confidence", "random")
         require(known, f"a refill takes back by confidence or random, not by {self.order}")
         require(self.order_noise == 0, "a refill has no order_noise: it takes the least sure")
+        require(self.groups >= 2, "a stage's groups must be at least 2")
+        require((self.remask_cap or 1) >= 1, "a stage's remask_cap must be at least 1")
+        sure = 1.0 if self.sure_above is None else self.sure_above
+        require(0 < sure <= 1, "a stage's sure_above is a probability in (0, 1]")
 
     def _check_draft(self) -> None:
         counted = self.tokens_per_pass is not None
         needs_bound = self.quota in BOUNDED
+        given = (self.confidence, self.remask_cap, self.sure_above, self.stop_unchanged)
+        require(
+            given == ("stale", None, None, False),
+            "confidence, remask_cap, sure_above and stop_unchanged are for refills: give this "
+            "stage a remask_fraction",
+        )
         require(
             needs_bound == (self.bound is not None),
             f"quota {self.quota} needs a bound"
@@ -124,9 +158,13 @@ class DecodeConfig:
     """Draft and refill as the card sets them; other decoders are other stages."""
 
     stages: tuple[Stage, ...] = (DRAFT, REFILL)
+    block_length: int = 0
+    """Above 0, for long texts: fillable positions are filled in blocks of so many from left to
+    right, each by all stages, those to its right still masked. 0: all at once."""
 
     def __post_init__(self) -> None:
         require(bool(self.stages), "decode.stages is empty")
+        require(self.block_length >= 0, "decode.block_length must not be negative")
         require(
             self.stages[0].remask_fraction == 0.0,
             "the first decode stage must be a draft (remask_fraction = 0)",

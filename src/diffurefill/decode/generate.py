@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from diffurefill.config import DecodeConfig, Stage, UserError
 from diffurefill.decode import stages as schedule
 from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.endings import Endings, Stop, Streamer, Streaming
 from diffurefill.decode.passes import At, Denoiser, Run, State, draft_pass, refill_pass
 from diffurefill.decode.record import Generation, Pass
 
@@ -23,40 +25,113 @@ def generate(
     specials: Specials,
     *,
     seeds: Sequence[int],
+    block_length: int = 0,
     on_pass: Callable[[Pass], None] | None = None,
+    streamer: Streamer | None = None,
+    keep_trajectory: bool = True,
     forbid_eos: bool = False,
+    min_tokens: int = 0,
+    stop_at_eos: bool = False,
+    stop: Stop | None = None,
 ) -> Generation:
     """Fill `canvas` stage by stage. `seeds` holds one number per row; `on_pass` sees each pass end.
 
     `denoiser` is in eval mode and on the canvas's device. K draft and R refill passes cost K + R
-    calls; a pass that finds nothing masked in any row is skipped. Raises UserError for a canvas,
-    seeds or stages that do not fit together, and for logits that are not finite.
+    calls, R more with regrouped confidence; a pass that finds nothing to do in any row is skipped.
+
+    block_length: above 0, fill so many positions at a time from left to right, by all stages.
+    streamer: follows one row. keep_trajectory: False saves the memory of every pass.
+    forbid_eos: never write EOS; min_tokens: not among the first so many fillable positions.
+    stop_at_eos, stop: a row is over once its text holds EOS, or `stop` says so, with no MASK before
+    that; what it still masks becomes EOS, of confidence 0. Asked after each block, and after each
+    pass where nothing is refilled later. Cut the text yourself (`cut_at_eos`).
+
+    Raises UserError for a canvas, seeds, stages or wishes that do not fit together, and for logits
+    that are not finite.
     """
-    stages = DecodeConfig(stages=tuple(stages)).stages
-    _check(canvas, specials, len(seeds))
+    config = DecodeConfig(stages=tuple(stages), block_length=block_length)
+    _check(canvas, specials, len(seeds), min_tokens, streamer)
     run = Run(denoiser, canvas, specials, list(seeds), _forbidden(canvas, specials, forbid_eos))
-    state = State(canvas.ids, torch.zeros(canvas.ids.shape, device=canvas.ids.device))
+    run.no_eos = _too_early(canvas, min_tokens)
+    wanted = stop_at_eos or stop is not None
+    loop = _Loop(run, config, Endings(canvas, specials, stop_at_eos, stop) if wanted else None)
+    streaming = None if streamer is None else Streaming(streamer, canvas)
     trajectory: list[Pass] = []
     with torch.inference_mode():
-        for s, stage in enumerate(stages):
-            one_pass = refill_pass if stage.refills else draft_pass
-            for k in schedule.pass_indices(stage):
-                record = one_pass(run, stage, At(s, k), canvas.fillable, state)
-                if record is None:
-                    break
-                state = State(record.ids, record.confidence)
-                trajectory.append(record)
+        if streaming is not None:
+            streaming.given()
+        for block, region in enumerate(_blocks(canvas, block_length)):
+            for record in loop.passes(block, region):
+                if keep_trajectory:
+                    trajectory.append(record)
                 if on_pass is not None:
                     on_pass(record)
-    return Generation(
-        state.ids, state.confidence, run.num_forward_passes, trajectory, run.num_row_passes
-    )
+                if streaming is not None:
+                    streaming.drafted(record.ids)
+            if streaming is not None:
+                streaming.settled(loop.state.ids, region)
+        if streaming is not None:
+            streaming.streamer.end()
+    ids, confidence = loop.state.ids, loop.state.confidence
+    return Generation(ids, confidence, run.num_forward_passes, trajectory, run.num_positions)
+
+
+class _Loop:
+    """The state of one run, and its passes one by one."""
+
+    def __init__(self, run: Run, config: DecodeConfig, endings: Endings | None) -> None:
+        self.run, self.config, self.endings = run, config, endings
+        ids = run.canvas.ids
+        self.state = State.start(ids, torch.zeros(ids.shape, device=ids.device))
+        self.over = ids.new_zeros(len(ids), dtype=torch.bool)
+
+    def passes(self, block: int, region: Tensor) -> Iterator[Pass]:
+        """Every pass over `region` (B, T), as it ends; `state` is then up to date."""
+        final = len(self.config.stages) - 1
+        for s, stage in enumerate(self.config.stages):
+            self.state = State.start(self.state.ids, self.state.confidence)
+            one_pass = refill_pass if stage.refills else draft_pass
+            for k in schedule.pass_indices(stage):
+                at, alive = At(s, k, block), region & ~self.over[:, None]
+                found = one_pass(self.run, stage, at, alive, self.state)
+                if found is None:
+                    break
+                record, self.state = found
+                if s == final and not stage.refills:
+                    record = replace(record, ids=self._end_rows())
+                yield record
+        self._end_rows()
+
+    def _end_rows(self) -> Tensor:
+        """Fill the rest of the rows that are over; the ids as they now stand."""
+        if self.endings is not None:
+            self.over = self.over | self.endings.ended(self.state.ids)
+            masked = (self.state.ids == self.run.specials.mask_id) & self.over[:, None]
+            ids = self.state.ids.masked_fill(masked, self.run.specials.eos_id)
+            self.state = replace(self.state, ids=ids)
+        return self.state.ids
 
 
 def cut_at_eos(ids: Sequence[int], eos_id: int, start: int = 0) -> list[int]:
     """`ids` up to the first EOS at or after `start`, where the generated part begins."""
     ids = list(ids)
     return ids[: ids.index(eos_id, start)] if eos_id in ids[start:] else ids
+
+
+def _blocks(canvas: Canvas, block_length: int) -> list[Tensor]:
+    """The fillable positions (B, T) of each block; a shorter row has none in the last ones."""
+    if block_length == 0:
+        return [canvas.fillable]
+    place = canvas.fillable.cumsum(dim=1) - 1
+    num_blocks = -(-int(canvas.num_fillable.max()) // block_length)
+    return [canvas.fillable & (place // block_length == j) for j in range(num_blocks)]
+
+
+def _too_early(canvas: Canvas, min_tokens: int) -> Tensor | None:
+    """(B, T) bool: where EOS may not stand yet."""
+    if min_tokens == 0:
+        return None
+    return canvas.fillable & (canvas.fillable.cumsum(dim=1) <= min_tokens)
 
 
 def _forbidden(canvas: Canvas, specials: Specials, forbid_eos: bool) -> Tensor:
@@ -69,7 +144,9 @@ def _forbidden(canvas: Canvas, specials: Specials, forbid_eos: bool) -> Tensor:
     return (~emittable).nonzero().squeeze(1).to(canvas.ids.device)
 
 
-def _check(canvas: Canvas, specials: Specials, num_seeds: int) -> None:
+def _check(
+    canvas: Canvas, specials: Specials, num_seeds: int, min_tokens: int, streamer: Streamer | None
+) -> None:
     num_rows = len(canvas.ids)
     if num_seeds != num_rows:
         raise UserError(f"{num_seeds} seeds for {num_rows} rows: give one seed per row")
@@ -77,3 +154,7 @@ def _check(canvas: Canvas, specials: Specials, num_seeds: int) -> None:
         raise UserError("nothing to fill: the canvas has no fillable position")
     if not torch.equal(canvas.fillable, canvas.ids == specials.mask_id):
         raise UserError("a canvas must hold MASK at its fillable positions and nowhere else")
+    if min_tokens < 0:
+        raise UserError(f"min_tokens must not be negative, and is {min_tokens}")
+    if streamer is not None and num_rows != 1:
+        raise UserError(f"a streamer follows one row, here are {num_rows}: generate one at a time")

@@ -7,6 +7,7 @@ are keyed by (seed, stage, pass, block) and indexed by position. Source: spec al
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -20,7 +21,15 @@ from diffurefill.decode import stages as schedule
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.order import Sureness, accept, choose, measures, order_score, ranking
 from diffurefill.decode.record import Pass
-from diffurefill.decode.sampling import Drawn, Places, Rules, sample, visible_neighbours
+from diffurefill.decode.sampling import (
+    Drawn,
+    Places,
+    Rules,
+    log_p_of,
+    sample,
+    visible_neighbours,
+)
+from diffurefill.model.cached import RowCache, shadow_logits
 from diffurefill.runtime import philox
 
 
@@ -45,7 +54,9 @@ class Run:
     no_eos: Tensor | None = None
     """(B, T) bool: where EOS is forbidden too."""
     num_forward_passes: int = 0
-    num_row_passes: int = 0
+    num_positions: int = 0
+    cache: RowCache | None = None
+    """Keys and values of the stage's last passes, where it keeps them."""
 
     def uniforms(self, use: str, at: At) -> Tensor:
         """(B, T) float64 in [0, 1). A longer row only draws further: padding changes nothing."""
@@ -57,17 +68,42 @@ class Run:
     def logits(self, seen: Tensor, at: Tensor) -> Tensor:
         """The denoiser's logits (N, V) at the True positions of `at`, N > 0, row-major.
 
-        Rows without one are left out of the call, and columns that only they reach.
+        seen and at: (B, T), or whole batches of that one below the other. Rows without an open
+        position are left out of the call, and columns that only they reach.
         """
         rows = at.any(dim=1)
         doc_ids = self.canvas.doc_ids
+        doc_ids = doc_ids.repeat(len(seen) // len(doc_ids), 1)
         if not rows.all():
             seen, doc_ids, at = seen[rows], doc_ids[rows], at[rows]
             width = int((doc_ids >= 0).any(dim=0).sum())
             seen, doc_ids, at = seen[:, :width], doc_ids[:, :width], at[:, :width]
+        return self._counted(self.denoiser(seen, doc_ids, at), seen.numel())
+
+    def rules_at(self, at: Tensor) -> tuple[Rules, Tensor | None]:
+        """What may be written at the True positions of `at` (k * B, T): for `log_p_of`."""
+        no_eos = self.no_eos
+        if no_eos is not None:
+            no_eos = no_eos.repeat(len(at) // len(no_eos), 1)[at]
+        return Rules(self.forbidden, self.specials.eos_id), no_eos
+
+    def kept_logits(self, seen: Tensor, open_: Tensor, *, full: bool) -> Tensor:
+        """As `logits`, with keys and values of the passes before for what has not changed."""
+        if self.cache is None or full:
+            self.cache = RowCache(self.denoiser)
+        return self._counted(*self.cache.logits(seen, self.canvas.doc_ids, open_, full=full))
+
+    def shadow_logits(self, seen: Tensor, open_: Tensor, judged: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits at the open positions, and of the shadows of the `judged` ones; all (B, T)."""
+        num_positions = seen.numel() + int(judged.sum())
+        logits, shadows = shadow_logits(
+            self.denoiser, seen, self.canvas.doc_ids, open_, judged, self.specials.mask_id
+        )
+        return self._counted(logits, num_positions), shadows
+
+    def _counted(self, logits: Tensor, num_positions: int) -> Tensor:
         self.num_forward_passes += 1
-        self.num_row_passes += len(seen)
-        logits = self.denoiser(seen, doc_ids, at)
+        self.num_positions += num_positions
         if logits.shape[1] != self.specials.vocab_size:
             raise UserError(
                 f"the denoiser knows {logits.shape[1]} ids, the tokenizer "
@@ -87,10 +123,23 @@ class At:
 
 @dataclass(frozen=True, eq=False)
 class State:
-    """What passes hand on; tensors (B, T)."""
+    """What passes hand on."""
 
     ids: Tensor
+    """(B, T)"""
     confidence: Tensor
+    """(B, T)"""
+    times: Tensor
+    """(B, T) int64: how often this stage has taken the position back."""
+    settled: Tensor
+    """(B,) bool: rows that are done with this stage."""
+
+    @classmethod
+    def start(cls, ids: Tensor, confidence: Tensor) -> State:
+        """As a stage begins."""
+        return cls(
+            ids, confidence, torch.zeros_like(ids), ids.new_zeros(len(ids), dtype=torch.bool)
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +178,9 @@ class _Draws:
         return drawn
 
 
-def draft_pass(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> Pass | None:
+def draft_pass(
+    run: Run, stage: Stage, at: At, region: Tensor, state: State
+) -> tuple[Pass, State] | None:
     """Fill some of what is masked in `region` (B, T); None when nothing is."""
     open_ = region & (state.ids == run.specials.mask_id)
     draws = _draws(run, stage, at, region, state.ids, open_)
@@ -148,30 +199,91 @@ def draft_pass(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> 
     if schedule.is_last(stage, at.index):
         after = _place_waived(draws, score, open_ & ~accepted, after)
         accepted = open_
-    return _record(run, stage, at, state, after, accepted, torch.zeros_like(open_))
+    return _record(run, stage, at, state, after, accepted, torch.zeros_like(open_)), after
 
 
-def refill_pass(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> Pass | None:
-    """Take back the least sure of `region` (B, T) and fill them again; None for an empty region."""
-    count = schedule.remask_count(stage, region.sum(dim=1))
-    score = _gumbel(run, at) if stage.order == "random" else -state.confidence
-    remasked = choose(score, region, count, stage.commit_gap)
-    seen = replace(state, ids=state.ids.masked_fill(remasked, run.specials.mask_id))
-    draws = _draws(run, stage, at, region, seen.ids, remasked)
+def refill_pass(
+    run: Run, stage: Stage, at: At, region: Tensor, state: State
+) -> tuple[Pass, State] | None:
+    """Take back the least sure of `region` (B, T) and fill them again; None when none may be."""
+    knows = state
+    if stage.confidence == "regrouped":
+        asked = region & ~state.settled[:, None]
+        judged = regrouped(run, asked, state.ids, stage.groups)
+        knows = replace(state, confidence=torch.where(asked, judged, state.confidence))
+    remasked = _to_remask(run, stage, at, region, knows)
+    # A row with nothing to take back is done, and stays as it was: it would end here if alone.
+    active = remasked.any(dim=1)
+    knows = replace(
+        knows,
+        confidence=torch.where(active[:, None], knows.confidence, state.confidence),
+        settled=state.settled | ~active,
+    )
+    seen = replace(knows, ids=state.ids.masked_fill(remasked, run.specials.mask_id))
+    draws = None
+    if stage.confidence == "shadow" and bool(remasked.any()):
+        standing = region & ~remasked & active[:, None]
+        logits, shadows = run.shadow_logits(seen.ids, remasked, standing)
+        judged = log_p_of(shadows, seen.ids[standing], *run.rules_at(standing))
+        seen = replace(seen, confidence=seen.confidence.masked_scatter(standing, judged))
+        draws = _draws(run, stage, at, region, seen.ids, remasked, logits)
+    else:
+        draws = _draws(run, stage, at, region, seen.ids, remasked)
     if draws is None:
         return None
     after = _put(seen, draws.slots, draws.draw(seen.ids), remasked)
-    return _record(run, stage, at, state, after, remasked, remasked)
+    changed = (after.ids != state.ids).any(dim=1)
+    unchanged = ~changed if stage.stop_unchanged else torch.zeros_like(changed)
+    after = replace(after, times=state.times + remasked.long(), settled=seen.settled | unchanged)
+    return _record(run, stage, at, state, after, remasked, remasked), after
+
+
+def _to_remask(run: Run, stage: Stage, at: At, region: Tensor, state: State) -> Tensor:
+    """What a refill pass takes back, (B, T) bool."""
+    candidates = region & ~state.settled[:, None]
+    if stage.remask_cap is not None:
+        candidates = candidates & (state.times < stage.remask_cap)
+    if stage.sure_above is not None:
+        candidates = candidates & (state.confidence < math.log(stage.sure_above))
+    count = schedule.remask_count(stage, region.sum(dim=1))
+    score = _gumbel(run, at) if stage.order == "random" else -state.confidence
+    return choose(score, candidates, count, stage.commit_gap)
+
+
+def regrouped(run: Run, region: Tensor, ids: Tensor, groups: int) -> Tensor:
+    """log p1 of the tokens standing in `region` (B, T), each judged from under a MASK; else 0.
+
+    Positions are dealt out in turn; a group is masked together in a row of its own, all rows in
+    one call. Nothing is approximate but that a token's group is hidden with it.
+    """
+    if not region.any():
+        return torch.zeros(ids.shape, device=ids.device)
+    turn = (region.cumsum(dim=1) - 1) % groups
+    at = torch.cat([region & (turn == g) for g in range(groups)])  # (groups * B, T)
+    tall = ids.repeat(groups, 1)
+    logits = run.logits(tall.masked_fill(at, run.specials.mask_id), at)
+    found = log_p_of(logits, tall[at], *run.rules_at(at))
+    judged = torch.zeros(at.shape, device=ids.device).masked_scatter_(at, found)
+    return judged.view(groups, *ids.shape).sum(dim=0)
 
 
 def _draws(
-    run: Run, stage: Stage, at: At, region: Tensor, seen: Tensor, open_: Tensor
+    run: Run,
+    stage: Stage,
+    at: At,
+    region: Tensor,
+    seen: Tensor,
+    open_: Tensor,
+    logits: Tensor | None = None,
 ) -> _Draws | None:
-    """The pass's denoiser call, at the open positions of the canvas `seen`; None without any."""
+    """The pass's denoiser call, unless `logits` has them, at the open positions of the canvas
+    `seen`; None without any."""
     slots = open_.flatten().nonzero().squeeze(1)
     if len(slots) == 0:
         return None
-    logits = run.logits(seen, open_)
+    if logits is None:
+        kept, full = stage.refresh_every > 1, at.index % stage.refresh_every == 0
+        logits = run.kept_logits(seen, open_, full=full) if kept else run.logits(seen, open_)
     planned = schedule.planned_passes(stage, region.sum(dim=1))
     temperature = schedule.temperature(stage, at.index, planned)
     return _Draws(run, stage, logits, slots, run.uniforms("sample", at), temperature)
@@ -204,8 +316,10 @@ def _put(state: State, slots: Tensor, drawn: Drawn, where: Tensor) -> State:
     """`state` with what was drawn at the slots, kept at the True positions of `where` (B, T)."""
     ids = state.ids.flatten().index_copy(0, slots, drawn.tokens).view_as(where)
     confidence = state.confidence.flatten().index_copy(0, slots, drawn.confidence).view_as(where)
-    return State(
-        torch.where(where, ids, state.ids), torch.where(where, confidence, state.confidence)
+    return replace(
+        state,
+        ids=torch.where(where, ids, state.ids),
+        confidence=torch.where(where, confidence, state.confidence),
     )
 
 

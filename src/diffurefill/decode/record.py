@@ -45,6 +45,7 @@ class Generation:
     """Calls of the denoiser."""
     trajectory: list[Pass]
     """Every pass, or nothing where it was not to be kept."""
-    num_row_passes: int = 0
-    """Rows the denoiser ran, summed over its calls: fewer than calls times B where finished rows
-    left, more where confidences were refreshed."""
+    num_positions: int = 0
+    """Positions the denoiser computed, summed over its calls: what the calls cost. Fewer than calls
+    times B times T where finished rows left or keys and values were kept, more where confidences
+    were judged anew."""

@@ -103,18 +103,28 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     return torch.cat(known) if known else None
 
 
-def log_probabilities(logits: Tensor, forbidden: Tensor) -> Tensor:
+def log_p_of(logits: Tensor, tokens: Tensor, rules: Rules, no_eos: Tensor | None = None) -> Tensor:
+    """log p1 of given tokens (N,) under logits (N, V); -inf for one that may not be written."""
+    size = max(1, CHUNK_ELEMENTS[logits.device.type] // logits.shape[1])
+    found = []
+    for start in range(0, max(len(logits), 1), size):
+        which = slice(start, start + size)
+        log_p = _log_p(logits[which], rules, None if no_eos is None else no_eos[which])
+        found.append(log_p.gather(1, tokens[which, None])[:, 0])
+    return torch.cat(found)
+
+
+def _log_p(logits: Tensor, rules: Rules, no_eos: Tensor | None) -> Tensor:
     """Log-softmax (N, V) float32 over what may be written."""
     clean = logits.float() if logits.dtype != torch.float32 else logits.clone()
-    return clean.index_fill_(1, forbidden, -torch.inf).log_softmax(dim=1)
+    clean.index_fill_(1, rules.forbidden, -torch.inf)
+    if no_eos is not None:
+        clean[:, rules.eos_id].masked_fill_(no_eos, -torch.inf)
+    return clean.log_softmax(dim=1)
 
 
 def _sample_part(logits: Tensor, places: Places, rules: Rules, greedy: bool | None) -> Drawn:
-    clean = logits.float() if logits.dtype != torch.float32 else logits.clone()
-    clean.index_fill_(1, rules.forbidden, -torch.inf)
-    if places.no_eos is not None:
-        clean[:, rules.eos_id].masked_fill_(places.no_eos, -torch.inf)
-    log_p = clean.log_softmax(dim=1)
+    log_p = _log_p(logits, rules, places.no_eos)
     scaled = scaled_logits(log_p, places.neighbours, places.temperature, rules.neighbour_ban)
     if greedy:
         tokens = scaled.argmax(dim=1)

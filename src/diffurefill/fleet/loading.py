@@ -131,6 +131,7 @@ class LoadedModel:
                 stages or self.config.decode.stages,
                 self.specials,
                 seeds=seeds,
+                block_length=0 if stages else self.config.decode.block_length,
                 forbid_eos=forbid_eos,
             )
         # A pass takes milliseconds here, too quick to be seen: it is shown afterwards.

@@ -1,0 +1,137 @@
+"""A denoiser that looks again at some positions only, and one that judges what stands.
+
+Both are approximations, for every position of a bidirectional model depends on every other.
+`RowCache` keeps each position's keys and values from the last time it was computed. Shadows are
+MASKs beside the text that see all of it but the token they stand for. Shape letters: B rows, T
+positions, n of them computed, D width, H heads, K head dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from diffurefill.config import UserError
+from diffurefill.model.denoiser import Denoiser
+from diffurefill.model.kv_cache import CachedLayer
+from diffurefill.model.segments import Segments
+
+
+class RowCache:
+    """The keys and values of a batch that is read again and again with few tokens changed.
+
+    Raises UserError for a causal model, and for anything but our `Denoiser`.
+    """
+
+    def __init__(self, denoiser: object) -> None:
+        self.denoiser = bidirectional(denoiser)
+        self.layers = [_KeptLayer() for _ in self.denoiser.blocks]
+        self.canvas: Tensor | None = None
+        """(B, T): the ids each position was last computed with; None before the first call."""
+
+    def logits(
+        self, canvas: Tensor, doc_ids: Tensor, at: Tensor, *, full: bool
+    ) -> tuple[Tensor, int]:
+        """Logits (N, V) at the True positions of `at` (B, T), row-major, and how many positions
+        were computed for them: all with `full`, else those asked for and those whose id changed."""
+        T = canvas.shape[1]
+        compute = torch.ones_like(at)
+        if not full and self.canvas is not None:
+            compute = at | (canvas != self.canvas)
+        self.canvas = canvas
+        place, real = _gathered(compute)
+        doc_ids = doc_ids.to(canvas.device)
+        mine, other = doc_ids.gather(1, place), F.pad(doc_ids, (0, 1), value=-2)
+        mask = mine[:, None, :, None] == other[:, None, None, :]  # (B, 1, n, T + 1)
+        slots = torch.where(real, place, T)
+        for layer in self.layers:
+            layer.prepare_rows(slots, T, mask)
+        wanted = (at.gather(1, place) & real).flatten().nonzero().squeeze(1)
+        x, rotary = _start(self.denoiser, canvas.gather(1, place), place, T)
+        *blocks, last_block = self.denoiser.blocks
+        for block, layer in zip(blocks, self.layers, strict=False):
+            x = block(x, rotary, layer)
+        x = last_block(x, rotary, self.layers[-1], wanted)
+        return _head(self.denoiser, x), int(compute.sum())
+
+
+class _KeptLayer(CachedLayer):
+    """One block's keys and values, (B, H, T + 1, K): the last place takes what nobody reads."""
+
+    def prepare_rows(self, slots: Tensor, num_positions: int, mask: Tensor) -> None:
+        self.slots, self.num_positions, self.mask = slots, num_positions, mask
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, n, K = k.shape
+        if n == self.num_positions:
+            self.kept = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        index = self.slots[:, None, :, None].expand(B, H, n, K)
+        keys, values = self.kept
+        self.kept = keys.scatter(2, index, k), values.scatter(2, index, v)
+        return F.scaled_dot_product_attention(q, *self.kept, attn_mask=self.mask)
+
+
+def shadow_logits(
+    denoiser: object, canvas: Tensor, doc_ids: Tensor, at: Tensor, judged: Tensor, mask_id: int
+) -> tuple[Tensor, Tensor]:
+    """Logits at `at`, exactly those of a plain pass, and at the shadows of `judged`, both (B, T).
+
+    Each shadow is a MASK with the position of a token, which sees the row without that token; no
+    token sees a shadow, and no shadow another. With one layer that is what a pass over the row
+    with this token masked would give; with more, the others' states have seen the token.
+    """
+    model, (B, T) = bidirectional(denoiser), canvas.shape
+    place, real = _gathered(judged)
+    n = place.shape[1]
+    ids = torch.cat([canvas, torch.full_like(place, mask_id)], dim=1)
+    where = torch.cat([torch.arange(T, device=canvas.device).expand(B, T), place], dim=1)
+    docs = doc_ids.to(canvas.device)
+    mine = docs.gather(1, where)  # (B, T + n)
+    sees_text = mine[:, :, None] == docs[:, None, :]  # (B, T + n, T)
+    own = where[:, T:, None] == torch.arange(T, device=canvas.device)
+    sees_text[:, T:] &= ~own
+    itself = torch.eye(T + n, dtype=torch.bool, device=canvas.device)[:, T:].expand(B, -1, -1)
+    mask = torch.cat([sees_text, itself], dim=2)[:, None]
+    wanted = torch.cat([at, real], dim=1)
+    x, rotary = _start(model, ids, where, T)
+    *blocks, last_block = model.blocks
+    segments = Segments(mask, causal=False)
+    for block in blocks:
+        x = block(x, rotary, segments)
+    x = last_block(x, rotary, segments, wanted.flatten().nonzero().squeeze(1))
+    is_shadow = wanted.nonzero()[:, 1] >= T
+    logits = _head(model, x)
+    return logits[~is_shadow], logits[is_shadow]
+
+
+def bidirectional(denoiser: object) -> Denoiser:
+    """`denoiser`, if it is one whose insides we know."""
+    if not isinstance(denoiser, Denoiser) or denoiser.config.causal:
+        raise UserError(
+            "shadow confidence and refresh_every need diffurefill's own bidirectional Denoiser: "
+            "use confidence stale or regrouped, and refresh_every 1"
+        )
+    return denoiser
+
+
+def _gathered(which: Tensor) -> tuple[Tensor, Tensor]:
+    """The True positions of each row in order, (B, n) int64, and which of them are real: rows with
+    fewer than the most are filled up with other positions."""
+    n = int(which.sum(dim=1).max())
+    place = which.int().sort(dim=1, descending=True, stable=True).indices[:, :n]
+    return place, which.gather(1, place)
+
+
+def _start(
+    model: Denoiser, ids: Tensor, place: Tensor, num_positions: int
+) -> tuple[Tensor, Tensor]:
+    """Embeddings (B, n, D) and rotary angles (2, B, 1, n, K / 2) of ids at their places (B, n)."""
+    x = model.embedding(ids)
+    if torch.is_autocast_enabled(x.device.type):
+        x = x.to(torch.get_autocast_dtype(x.device.type))
+    return x, model._rotary_table(num_positions, ids.device)[:, place].unsqueeze(2)
+
+
+def _head(model: Denoiser, x: Tensor) -> Tensor:
+    return F.linear(model.final_norm(x), model.embedding.weight)
