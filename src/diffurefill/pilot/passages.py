@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from diffurefill.config import DataConfig, UserError
 from diffurefill.data.documents import held_out_documents, open_corpus
 from diffurefill.data.tokens.tokenizer import Tokenizer
+from diffurefill.runtime import philox
 
 MAX_PER_DOCUMENT = 8
 """A long document gives no more: it would crowd out the others."""
+POOL = 4096
+"""Passages looked at: sources may end one after the other, and a prefix would be of some alone."""
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,18 @@ def held_out_passages(
     num_tokens: int,
     skip: int = 0,
 ) -> list[Passage]:
-    """The first passages of the held-out text, each beginning with a line, `skip` of them left
-    out (to tune on one set and report another). UserError where there are too few."""
-    found = _all_passages(held_out_documents(open_corpus(data), data), tokenizer, prompt_tokens,
-                          prompt_tokens + num_tokens)  # fmt: skip
-    chosen = list(itertools.islice(found, skip, skip + num_passages))
-    if len(chosen) < num_passages:
+    """Passages of the held-out text, each beginning with a line, in a fixed random order; `skip` of
+    them left out (to tune on some and report others). UserError where there are too few."""
+    texts, length = held_out_documents(open_corpus(data), data), prompt_tokens + num_tokens
+    pool = list(itertools.islice(_all_passages(texts, tokenizer, prompt_tokens, length), POOL))
+    wanted = skip + num_passages
+    if len(pool) < wanted:
         raise UserError(
-            f"the held-out text has {skip + len(chosen)} passages of {prompt_tokens + num_tokens} "
-            f"tokens, {skip + num_passages} are wanted: ask for fewer prompts, or train with a "
-            "larger data.held_out_fraction"
+            f"the held-out text has {len(pool)} passages of {length} tokens, {wanted} are wanted: "
+            "ask for fewer prompts, or train with a larger data.held_out_fraction"
         )
-    return chosen
+    order = philox("pilot", "passages").permutation(len(pool))
+    return [pool[i] for i in order[skip:wanted]]
 
 
 def _all_passages(
