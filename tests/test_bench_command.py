@@ -75,6 +75,17 @@ def test_muon_is_measured_where_the_run_uses_it(
     assert json.loads(capsys.readouterr().out)["optimizer"] == "muon"
 
 
+def test_a_backend_is_measured_on_demand_or_refused(
+    config: RunConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        BenchTrain(settings=config, steps=1, json=True, device="cpu", attention="sdpa").run() == 0
+    )
+    assert set(json.loads(capsys.readouterr().out)["backends"]) == {"sdpa"}
+    with pytest.raises(UserError, match="ask for loop"):
+        BenchTrain(settings=config, steps=1, device="cpu", attention="varlen").run()
+
+
 @pytest.mark.parametrize("bench", [BenchTrain, BenchAttention, BenchOptimizer])
 def test_a_device_that_is_not_there_is_refused(bench: type[Bench], config: RunConfig) -> None:
     with pytest.raises(UserError, match="no device 'cuda:99' here"):

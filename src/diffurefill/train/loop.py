@@ -161,7 +161,7 @@ class Trainer:
             self._report(f"blocks: compiled, with code kept in {keep_compiled_code()}")
         elif config.train.compile == "on" or device.type == "cuda":
             self._report(f"blocks: eager, for {reason}")
-        if device.type == "cuda":
+        if device.type == "cuda" and self.model.attention_backend is None:
             choice = fastest_backend(
                 device,
                 torch.from_numpy(rows.doc_ids[: self.at_once.rows]),
