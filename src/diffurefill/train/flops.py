@@ -142,7 +142,7 @@ def device_peak(device: torch.device, dtype: torch.dtype) -> Peak:
     return measured_peak(device, dtype)
 
 
-def measured_peak(device: torch.device, dtype: torch.dtype, *, seconds: float = 1.0) -> Peak:
+def measured_peak(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.25) -> Peak:
     """The best of repeated square products, random data: zeros would draw less power and clock
     higher. Takes about `seconds`, with as many threads as torch has.
 
