@@ -27,10 +27,11 @@ class Card:
     """Of the text it learned from: en, de ..."""
 
     def run(self) -> int:
+        from diffurefill.release.card.model import read_model
         from diffurefill.release.card.write import CardOptions, card_files
 
         options = CardOptions(self.results, self.name, self.repo, self.license, self.language)
-        for name, content in card_files(self.folder, options).items():
+        for name, content in card_files(read_model(self.folder, self.name), options).items():
             (self.folder / name).write_bytes(content)
             say(f"wrote {self.folder / name}")
         return 0

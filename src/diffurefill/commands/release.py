@@ -55,19 +55,27 @@ class Export:
     """Write over an earlier export. Files in it that no export wrote are kept."""
     public: bool = False
     """A hub repository that has to be made is private without this."""
+    results: tuple[Path, ...] = ()
+    """Result files for its card (see `card`). Without any, a README.md that is there stays."""
+    name: str = "DiffuRefill model"
+    """The card's title."""
+    license: str | None = None
+    """Of the weights, as the hub writes licences: apache-2.0, mit ..."""
+    language: str | None = None
+    """Of the text it learned from: en, de ..."""
 
     def run(self) -> int:
         import tempfile
-
-        from diffurefill.fleet.found import find
 
         if self.format == "pt" and self.to.startswith("hf://"):
             raise UserError("--format pt writes a file: give --to FILE.pt")
         with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
             destination = self._require_room()
             kind, extra = self._chosen(Path(cache))
-            found = self._decoding(find(self.model, kind, Path(cache)))
+            found = self._decoding(self._find(kind, Path(cache)))
             say(f"exporting {found.name}")
+            if self.results or not self._has_card(destination):
+                extra |= self._card(found)
             if self.format == "pt":
                 from diffurefill.release.torch_file import write_torch_file
 
@@ -85,6 +93,31 @@ class Export:
                 export_folder(found, Path(self.to), say, extra, replace=self.replace)
         say(f"exported to {self.to}")
         return 0
+
+    def _find(self, kind: str | None, cache: Path) -> Any:
+        from diffurefill.fleet.found import find, locate
+        from diffurefill.fleet.run import Run
+        from diffurefill.release.flops import with_flops
+
+        found, place = find(self.model, kind, cache), locate(self.model, cache)
+        return with_flops(found, place) if isinstance(place, Run) else found
+
+    def _has_card(self, destination: Any) -> bool:
+        from diffurefill.release.card.write import README
+
+        if self.format == "pt":
+            return True  # one file: there is no place for a card
+        if destination is not None:
+            return destination.has(README)
+        return (Path(self.to) / README).exists()
+
+    def _card(self, found: Any) -> dict[str, bytes]:
+        from diffurefill.release.card.model import model_of
+        from diffurefill.release.card.write import CardOptions, card_files
+
+        repo = self.to.removeprefix("hf://")
+        options = CardOptions(self.results, self.name, repo, self.license, self.language)
+        return card_files(model_of(found, self.name), options)
 
     def _require_room(self) -> Any:
         """Before minutes of work: is there room? The hub's repository, where it goes there."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,15 @@ LOG = "log.jsonl"
 
 def is_train_folder(folder: Path) -> bool:
     return (folder / records.CONFIG).is_file()
+
+
+@dataclass
+class Done:
+    """What training took so far, over all restarts."""
+
+    tokens: int = 0
+    flops: float = 0.0
+    """By the exact count (train/flops.py)."""
 
 
 def train_alone(
@@ -62,7 +71,7 @@ def train_alone(
         device=device,
         report=report,
     )
-    state = load_training_state(folder)
+    state, done = load_training_state(folder), Done()
     if state is None:
         trainer.load_weights(initial_weights(config), step=0)
         trainer.seek(None)
@@ -71,10 +80,11 @@ def train_alone(
         trainer.load_weights(state.weights, step=state.meta["step"])
         trainer.optimizer.load_state_dict(state.optimizer_state)
         trainer.seek(Position.from_json(state.meta["position"]))
+        done = Done(**state.meta["done"])
         report(f"resumed at step {trainer.step}")
     began, first = time.monotonic(), trainer.step
     try:
-        _steps(trainer, folder, last, corpus.fingerprint, report)
+        _steps(trainer, folder, last, corpus.fingerprint, done, report)
     finally:
         trainer.close()
     seconds = time.monotonic() - began
@@ -82,13 +92,20 @@ def train_alone(
 
 
 def _steps(
-    trainer: Trainer, folder: Path, last: int, fingerprint: str, report: Callable[[str], None]
+    trainer: Trainer,
+    folder: Path,
+    last: int,
+    fingerprint: str,
+    done: Done,
+    report: Callable[[str], None],
 ) -> None:
     probe, config = load_probes(folder / records.PROBE)[HELD_OUT], trainer.config
-    began, tokens = time.monotonic(), 0
+    began, tokens, since_save = time.monotonic(), 0, 0
     while trainer.step < last:
         result = trainer.take_step()
         tokens += result.num_tokens
+        done.tokens += result.num_tokens
+        since_save += result.num_tokens
         if trainer.step % config.train.log_every_steps == 0:
             rate = tokens / max(time.monotonic() - began, 1e-9)
             facts = {**plain(result.metrics()), "tokens_per_second": rate}
@@ -106,7 +123,9 @@ def _steps(
                 f"{facts['tokens_per_second']:,.0f} tokens/s, MFU {facts['mfu_6nd']:.1%} by 6ND, "
                 f"{facts['mfu_exact']:.1%} exact (peak: {facts['peak']})"
             )
-            _save(trainer, folder, fingerprint)
+            done.flops += interval["flops_per_token"] * since_save
+            since_save = 0
+            _save(trainer, folder, fingerprint, done)
 
 
 def _require_finite(facts: dict[str, Any]) -> None:
@@ -119,12 +138,13 @@ def _require_finite(facts: dict[str, Any]) -> None:
         )
 
 
-def _save(trainer: Trainer, folder: Path, fingerprint: str) -> None:
+def _save(trainer: Trainer, folder: Path, fingerprint: str, done: Done) -> None:
     assert trainer.position is not None, "save after a step"
     meta = {
         "step": trainer.step,
         "position": trainer.position.to_json(),
         "corpus_sha": fingerprint,
+        "done": asdict(done),
     }
     save_training_state(
         folder,

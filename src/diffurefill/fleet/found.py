@@ -139,6 +139,7 @@ def _found_trained(folder: Path, name: str) -> Found:
     tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))
     provenance = {
         "step": meta["step"],
+        **meta.get("done", {}),
         "weights": "train",
         "config_sha256": configs.digest(config),
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 from diffurefill.config import UserError
 from diffurefill.fleet import exported
 from diffurefill.fleet.found import Found
+from diffurefill.release.card import write as card
 from diffurefill.release.check import check_folder, write_reference
 from diffurefill.release.files import write_files
 from diffurefill.store.base import dump_json, new_nonce, sha256_file
@@ -63,7 +64,7 @@ def write_checked(
         report(f"opened by transformers {opened_with['transformers']}: the same logits and tokens")
     else:
         report("opened again: the same logits; transformers is not installed, so not tried with it")
-    names = sorted(path.name for path in folder.iterdir())
+    names = sorted(p.name for p in folder.iterdir() if p.name not in card.FILES)
     record = {
         "format": FORMAT,
         "source": {**found.provenance, "sha256": sha256_file(found.weights).sha256},

@@ -47,6 +47,10 @@ class Destination:
             raise UserError(f"{uri} holds another model than an export: give another name")
         self._present = set(files)
 
+    def has(self, name: str) -> bool:
+        """Whether the repository holds a file of this name now."""
+        return name in self._present
+
     def _written_before(self) -> list[str]:
         with hub_errors(self.uri, f"reading {exported.PROVENANCE}"):
             path = hf_hub_download(self.repo, exported.PROVENANCE, revision=self._head)

@@ -56,11 +56,12 @@ def speed_facts(
 ) -> dict[str, Any]:
     """Tokens a second, and MFU in [0, 1] by both counts over the peak that is named."""
     peak = peak_of(device, training_dtype(device, config.train.precision) or torch.float32)
-    rate = work.tokens / max(seconds, 1e-9)
+    rate, exact = work.tokens / max(seconds, 1e-9), exact_flops_per_token(config, work)
     return {
         "tokens_per_second": rate,
+        "flops_per_token": exact,
         "mfu_6nd": utilisation(six_nd(config.model), rate, peak),
-        "mfu_exact": utilisation(exact_flops_per_token(config, work), rate, peak),
+        "mfu_exact": utilisation(exact, rate, peak),
         "peak_flops": peak.flops,
         "peak": peak.what,
     }

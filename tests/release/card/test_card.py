@@ -18,7 +18,7 @@ from tests.release.card import results
 CONFIG = load_preset("demo")
 PROVENANCE = {
     "run_id": "run-7", "generation": 30, "step": 1500, "tokens": 3_072_000, "weights": "ema",
-    "globals": 30, "flops_per_token": 2.5e6,
+    "globals": 30, "flops": 7.68e12,
 }  # fmt: skip
 
 
@@ -77,7 +77,7 @@ def test_no_figure_stands_on_the_card_that_no_file_has(
     model: CardModel, sources: list[Source]
 ) -> None:
     """Every decimal number of the tables, looked for among the rounded numbers of the files."""
-    known = {PROVENANCE["flops_per_token"] * 3_072_000, 6 * model.parameters * 3_072_000}
+    known = {PROVENANCE["flops"], 6 * model.parameters * 3_072_000}
     known |= {model.provenance["tokens"] / model.parameters, 1.0, 0.1, 3e-3, 0.9}
     _gather([source.content for source in sources], known)
     intervals = [3.25, 3.75, 3.5, 4.0]  # what the bootstrap of two rows can give

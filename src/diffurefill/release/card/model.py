@@ -8,6 +8,7 @@ from typing import Any
 
 from diffurefill.config import RunConfig, UserError
 from diffurefill.fleet import exported
+from diffurefill.fleet.found import Found, found_exported
 from diffurefill.model.denoiser import num_parameters
 from diffurefill.train.flops import six_nd
 
@@ -32,17 +33,16 @@ class CardModel:
 
     @property
     def exact_training_flops(self) -> float | None:
-        """From the FLOPs a token that the workers logged; None where they did not."""
-        per_token = self.provenance.get("flops_per_token")
-        tokens = self.provenance.get("tokens")
-        return None if per_token is None or tokens is None else per_token * tokens
+        """By the exact count (train/flops.py); None where nobody counted."""
+        return self.provenance.get("flops")
+
+
+def model_of(found: Found, name: str) -> CardModel:
+    return CardModel(name, found.config, found.provenance, found.tokenizer.mask_id)
 
 
 def read_model(folder: Path, name: str) -> CardModel:
     """Raises UserError for a folder that `export` did not write."""
     if not exported.is_exported(folder) or not (folder / exported.RUN_CONFIG).exists():
         raise UserError(f"{folder} is no exported model: make one with `diffurefill export`")
-    path = folder / exported.PROVENANCE
-    provenance = exported.read_json_object(path).get("source", {}) if path.exists() else {}
-    config, tokenizer = exported.read_run_config(folder), exported.read_tokenizer(folder)
-    return CardModel(name, config, provenance, tokenizer.mask_id)
+    return model_of(found_exported(folder, name), name)

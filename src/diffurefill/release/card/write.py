@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffurefill.release.card.model import read_model
+from diffurefill.release.card.model import CardModel
 from diffurefill.release.card.page import CURVE, card
 from diffurefill.release.card.progress import curve
 from diffurefill.release.card.sources import one_of, read_source
 
 README = "README.md"
+FILES = (README, CURVE)
+"""A person may write over these: no export counts them among its own."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,9 @@ class CardOptions:
     language: str | None = None
 
 
-def card_files(folder: Path, options: CardOptions) -> dict[str, bytes]:
-    """{file name: bytes} of the card of the export in `folder`. Raises UserError for a result file
-    that is missing, unknown, or of another model."""
-    model = read_model(folder, options.name)
+def card_files(model: CardModel, options: CardOptions) -> dict[str, bytes]:
+    """{file name: bytes} of the card of `model`. Raises UserError for a result file that is
+    missing, unknown, or of another model."""
     sources = [read_source(path) for path in options.results]
     text = card(
         model,
