@@ -93,13 +93,15 @@ def test_the_folder_is_the_run_s_newest_ema_with_its_tokenizer_and_probe(
     assert record["source"]["weights"] == "ema"
     assert record["source"]["generation"] == 4
     assert record["source"]["tokens"] == 4096
-    assert set(record["files"]) | {layout.PROVENANCE} == {p.name for p in exported.iterdir()}
+    others = {layout.PROVENANCE, "README.md"}
+    assert set(record["files"]) | others == {p.name for p in exported.iterdir()}
     assert "transformers" in record["opened_with"]
 
 
 def test_no_path_of_this_machine_is_published(exported: Path, tmp_path: Path) -> None:
     assert b"/corpus.jsonl" not in (exported / layout.RUN_CONFIG).read_bytes()
     assert b"corpus.jsonl" in (exported / layout.RUN_CONFIG).read_bytes()
+    assert str(exported).encode() not in (exported / "README.md").read_bytes()
     public = without_local_paths(tiny_config(tmp_path / "secret" / "corpus.jsonl"))
     assert public.data.sources[0].paths == ("corpus.jsonl",)
 
@@ -111,6 +113,16 @@ def test_an_exported_folder_is_exported_again_byte_for_byte(
     for path in exported.iterdir():
         if path.name != layout.PROVENANCE:
             assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
+
+
+def test_a_card_that_a_person_wrote_stays(
+    exported: Path, tmp_path: Path, unopened: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dest = str(tmp_path / "again")
+    assert main(["export", str(exported), "--to", dest]) == 0
+    (tmp_path / "again" / "README.md").write_text("mine")
+    assert main(["export", str(exported), "--to", dest, "--replace"]) == 0
+    assert (tmp_path / "again" / "README.md").read_text() == "mine"
 
 
 # --- what stands there already -------------------------------------------------------------------

@@ -115,7 +115,8 @@ class Export:
         from diffurefill.release.card.model import model_of
         from diffurefill.release.card.write import CardOptions, card_files
 
-        repo = self.to.removeprefix("hf://")
+        # A folder of this machine is nobody else's address: there the card says "here".
+        repo = self.to.removeprefix("hf://") if self.to.startswith("hf://") else "."
         options = CardOptions(self.results, self.name, repo, self.license, self.language)
         return card_files(model_of(found, self.name), options)
 
