@@ -10,6 +10,7 @@ from diffurefill.config import RunConfig, UserError
 from diffurefill.fleet import exported
 from diffurefill.fleet.found import Found, found_exported
 from diffurefill.model.denoiser import num_parameters
+from diffurefill.release.files import without_local_paths
 from diffurefill.train.flops import six_nd
 
 
@@ -38,7 +39,8 @@ class CardModel:
 
 
 def model_of(found: Found, name: str) -> CardModel:
-    return CardModel(name, found.config, found.provenance, found.tokenizer.mask_id)
+    config = without_local_paths(found.config)
+    return CardModel(name, config, found.provenance, found.tokenizer.mask_id)
 
 
 def read_model(folder: Path, name: str) -> CardModel:
