@@ -157,7 +157,8 @@ def drafted(canvas: Canvas, seed: int) -> Generation:
     drawn = torch.randint(4, V - 1, shape, generator=generator)
     confidence = -torch.rand(shape, generator=generator) * 5
     ids = torch.where(canvas.fillable, drawn, canvas.ids)
-    return Generation(ids, torch.where(canvas.fillable, confidence, 0.0), 12, [])
+    passes = torch.full((shape[0],), 12)
+    return Generation(ids, torch.where(canvas.fillable, confidence, 0.0), 12, [], passes)
 
 
 @settings(max_examples=25, deadline=None)
@@ -192,8 +193,9 @@ def test_repair_sees_nothing_to_the_right(model: Denoiser) -> None:
     for other in (7, 9):
         ids = draft.ids.clone()
         ids[0, 7:] = other
+        unsure = Generation(ids, sure, 0, [], draft.row_passes)
         done = repair_left_to_right(
-            model, Generation(ids, sure, 0, []), canvas, specials(), LeftToRight(),
+            model, unsure, canvas, specials(), LeftToRight(),
             num_layers=LAYERS, seeds=[0], num_rounds=1, fraction=0.1,
         )  # fmt: skip
         assert done.ids[0, 7:].tolist() == ids[0, 7:].tolist()

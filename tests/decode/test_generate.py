@@ -84,8 +84,11 @@ def test_the_oracle_is_written_out_by_every_preset():
     text = torch.arange(20) % 15 + 4
     canvas = continuation([text[1:4].tolist()], 16, specials(), max_tokens=20)
     for name in preset_names():
-        stages = load_preset(name, RunConfig()).decode.stages
-        result = generate(OracleDenoiser(text, V), canvas, stages, specials(), seeds=[1])
+        how = load_preset(name, RunConfig()).decode
+        result = generate(
+            OracleDenoiser(text, V), canvas, how.stages, specials(),
+            seeds=[1], block_length=how.block_length,
+        )  # fmt: skip
         assert result.ids[0, 1:].tolist() == text[1:].tolist(), name
 
 
@@ -156,6 +159,7 @@ def test_rows_of_different_length_end_on_their_own():
     result = decode(canvas, (LEFT_TO_RIGHT,))
     assert result.num_forward_passes == 9
     assert [bool(p.accepted[0].any()) for p in result.trajectory] == [True] * 4 + [False] * 5
+    assert result.row_passes.tolist() == [4, 9]
 
 
 # --- gap, ban and the waived set -----------------------------------------------------------------

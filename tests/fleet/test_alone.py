@@ -3,10 +3,12 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
 
+from diffurefill.cli import main
 from diffurefill.config import Phase, RunConfig, Source, UserError, load_preset
 from diffurefill.decode.view.views import Views
 from diffurefill.fleet import alone
@@ -129,6 +131,65 @@ def test_what_does_not_fit_the_context_is_refused(
         load(trained).generate([prompt], num_tokens)
 
 
+def test_samples_of_a_prompt_are_told_with_ids_and_confidences(
+    trained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["generate", trained, "--prompt", "the quick", "--num-tokens", "10", "--seed", "3"]
+    assert main([*words, "--num-samples", "2", "--json", "--min-tokens", "10"]) == 0
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(t["prompt"], t["seed"]) for t in told] == [("the quick", 3), ("the quick", 4)]
+    assert all(len(t["ids"]) == len(t["confidences"]) == 10 for t in told)
+    assert all(0 <= p <= 1 for t in told for p in t["confidences"])
+    model = load(trained)
+    assert [t["text"] for t in told] == [
+        written.text
+        for s in (3, 4)
+        for written in model.write(["the quick"], 10, min_tokens=10, seed=s)
+    ]
+    assert main([*words, "--show-confidence", "--suffix", " dog"]) == 0
+    text, percents = capsys.readouterr().out.rsplit("\n", 2)[:2]
+    assert text.startswith("the quick")
+    assert text.endswith(" dog")
+    assert percents.count("%") >= 10
+
+
+def test_a_stop_text_ends_the_text_before_it(trained: str) -> None:
+    model = load(trained)
+    (whole,) = model.write(["the quick"], 20, seed=3, min_tokens=20)
+    stop = whole.text[-1]
+    (cut,) = model.write(["the quick"], 20, seed=3, min_tokens=20, stop=[stop])
+    assert whole.text.startswith(cut.text)
+    assert stop not in cut.text.removeprefix("the quick")
+    assert cut.ids == whole.ids[: len(cut.ids)]
+
+
+def test_a_decode_preset_is_taken_whole(trained: str, capsys: pytest.CaptureFixture[str]) -> None:
+    model = load(trained)
+    blocks = replace(load_preset("decode-small").decode, block_length=4)
+    (text,) = model.write(["the"], 12, decode=blocks, min_tokens=12)
+    assert text.num_passes > 20, "each of three blocks has its passes"
+    words = ["generate", trained, "--prompt", "the", "--num-tokens", "12", "--min-tokens", "12"]
+    assert main([*words, "--json", "--decode", "decode-blocks"]) == 0
+    (text,) = model.write(["the"], 12, decode=load_preset("decode-blocks").decode, min_tokens=12)
+    assert json.loads(capsys.readouterr().out)["ids"] == text.ids
+
+
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"stop": [""]}, "would end every text"),
+        ({"min_tokens": 9}, "must lie within the 8"),
+        ({"num_samples": 0}, "at least 1"),
+        ({"suffix": " dog", "stop": ["."]}, "has no end of its own"),
+    ],
+)
+def test_wishes_that_cannot_be_are_refused(
+    trained: str, wishes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load(trained).write(["the"], 8, **wishes)
+
+
 def test_the_log_holds_losses_and_probes(trained: str) -> None:
     log = [json.loads(line) for line in (Path(trained) / alone.LOG).read_text().splitlines()]
     assert any("loss" in record for record in log)
@@ -193,11 +254,20 @@ def test_the_autoregressive_twin_continues_text_and_fills_no_gap(tmp_path: Path)
     texts = model.generate(prompts, 8, seed=3, views=Views(terminal=True))
     assert all(text.startswith(prompt) for text, prompt in zip(texts, prompts, strict=True))
     assert model.generate(prompts[1:], 8, seed=4) == texts[1:]  # row 1 had seed 3 + 1
-    greedy = load_preset("decode-left-to-right").decode.stages
-    assert model.generate(prompts, 8, stages=greedy) == model.generate(
-        prompts, 8, stages=greedy, seed=9
+    greedy = load_preset("decode-left-to-right").decode
+    assert model.generate(prompts, 8, decode=greedy) == model.generate(
+        prompts, 8, decode=greedy, seed=9
     )
     with pytest.raises(UserError, match="cannot draft or refill"):
-        model.generate(prompts, 8, stages=config.decode.stages)
+        model.generate(prompts, 8, decode=config.decode)
     with pytest.raises(UserError, match="only continues text"):
         model.infill("the [MASK*2] fox")
+    with pytest.raises(UserError, match="only continues text"):
+        model.generate(prompts, 8, suffix=" fox")
+    with pytest.raises(UserError, match="no drafts to stream"):
+        model.generate(prompts, 8, streamer=cast(Any, object()))
+    (whole,) = model.write(["a"], 8, min_tokens=8)
+    (cut,) = model.write(["a"], 8, min_tokens=8, stop=[whole.text[-1]])
+    assert len(whole.ids) == whole.num_passes == 8
+    assert cut.ids == whole.ids[: cut.num_passes]
+    assert whole.text.startswith(cut.text)

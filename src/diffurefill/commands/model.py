@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +12,7 @@ import tyro
 from tyro.conf import Positional, UseAppendAction
 
 from diffurefill.commands.common import resolved, say
-from diffurefill.config import RunConfig, load_preset
+from diffurefill.config import RunConfig, UserError, load_preset
 
 
 @dataclass
@@ -71,21 +73,69 @@ class _Writing:
     """A decode preset (decode-card, decode-left-to-right ...); the run's own by default."""
     weights: str | None = None
     """Of a run: ema (by default), global, swa, or last-3 for the mean of its last three globals."""
+    num_samples: int = 1
+    """Texts to write of each prompt."""
     seed: int = 0
+    """Of the first text; the next has the next number."""
     watch: bool = False
     """Show the canvas pass by pass."""
     save_html: Path | None = None
     """Write that as a page with a slider and a play button."""
     save_gif: Path | None = None
     """Write that as an animated GIF."""
+    show_confidence: bool = False
+    """Below each text, how likely the model found each token that it wrote, in percent."""
+    json: bool = False
+    """One JSON object a line and text: prompt, seed, text, ids, confidences (0 to 1), passes."""
 
     def views(self) -> Any:
         """Where to show it; UserError where that could not be written."""
         from diffurefill.decode.view.views import Views
 
+        if self.json and self.watch:
+            raise UserError("--json and --watch both take the terminal: use --save-html")
         views = Views(terminal=self.watch, page=self.save_html, gif=self.save_gif)
         views.check()
         return views
+
+    def wishes(self, views: Any) -> dict[str, Any]:
+        """What both ask of a model."""
+        decode = None if self.decode is None else load_preset(self.decode).decode
+        return {
+            "num_samples": self.num_samples, "decode": decode, "seed": self.seed, "views": views
+        }  # fmt: skip
+
+    def tell(self, prompts: Sequence[str], texts: Sequence[Any], tokenizer: Any) -> None:
+        """`texts` (WrittenText), `num_samples` of each prompt in turn."""
+        for i, text in enumerate(texts):
+            if self.json:
+                prompt = prompts[i // self.num_samples]
+                say(json.dumps(as_plain(prompt, self.seed + i, text), ensure_ascii=False))
+                continue
+            say(text.text)
+            if self.show_confidence:
+                say(f"  {percents(text, tokenizer)}")
+
+
+def as_plain(prompt: str, seed: int, text: Any) -> dict[str, Any]:
+    """A WrittenText for JSON."""
+    return {
+        "prompt": prompt,
+        "seed": seed,
+        "text": text.text,
+        "ids": text.ids,
+        "confidences": [round(p, 6) for p in text.confidences],
+        "passes": text.num_passes,
+    }
+
+
+def percents(text: Any, tokenizer: Any) -> str:
+    """Each token that was written, in quotes, with the probability it was given."""
+    from diffurefill.commands.preview import token_texts
+
+    pieces = token_texts(text.ids, tokenizer)
+    pairs = zip(pieces, text.confidences, strict=True)
+    return " ".join(f"{json.dumps(piece, ensure_ascii=False)} {100 * p:.0f}%" for piece, p in pairs)
 
 
 @dataclass(kw_only=True)
@@ -96,24 +146,34 @@ class Generate(_Writing):
     """Text to continue; give it several times for several."""
     num_tokens: int = 96
     """Tokens to write."""
+    suffix: str = ""
+    """Text that stands behind what is written."""
+    min_tokens: int = 0
+    """The text does not end before so many tokens."""
+    stop: Annotated[tuple[str, ...], UseAppendAction] = ()
+    """A text ends before this; give it several times for several."""
 
     def run(self) -> int:
         from diffurefill.fleet.loading import load
 
-        views = self.views()
+        views, prompts = self.views(), self.prompt or ("",)
         model = load(self.model, self.weights)
-        texts = model.generate(
-            self.prompt or ("",), self.num_tokens, stages=stages(self.decode), seed=self.seed,
-            views=views,
-        )  # fmt: skip
-        for text in texts:
-            say(text)
+        texts = model.write(
+            prompts,
+            self.num_tokens,
+            suffix=self.suffix,
+            min_tokens=self.min_tokens,
+            stop=self.stop,
+            **self.wishes(views),
+        )
+        self.tell(prompts, texts, model.tokenizer)
         return 0
 
 
 @dataclass(kw_only=True)
 class Infill(_Writing):
-    """Fill gaps anywhere in a text, both sides in view."""
+    """Fill gaps anywhere in a text, both sides in view; each gap to its length, so that no text
+    ends inside."""
 
     text: str
     """The text, with [MASK*12] where 12 tokens are to be filled; any number of gaps."""
@@ -123,10 +183,5 @@ class Infill(_Writing):
 
         views = self.views()
         model = load(self.model, self.weights)
-        text = model.infill(self.text, stages=stages(self.decode), seed=self.seed, views=views)
-        say(text)
+        self.tell((self.text,), model.write_gaps(self.text, **self.wishes(views)), model.tokenizer)
         return 0
-
-
-def stages(preset: str | None) -> Any:
-    return None if preset is None else load_preset(preset).decode.stages

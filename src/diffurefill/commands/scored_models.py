@@ -85,13 +85,15 @@ def scoring_model(model: LoadedModel, how: Reading) -> ScoringModel:
 
 
 def filler(model: LoadedModel, scoring: ScoringModel, decode: str) -> Fill:
-    """What fills the canvases of generated answers: the stages of a decode preset."""
-    stages = load_preset(decode).decode.stages
+    """What fills the canvases of generated answers: a decode preset."""
+    how = load_preset(decode).decode
     if scoring.causal:
-        how = left_to_right(stages)
-        return lambda canvas, seeds: model.continue_text(canvas, how, seeds)
+        left = left_to_right(how)
+        return lambda canvas, seeds: model.continue_text(canvas, left, seeds)
     denoiser, specials = scoring.denoiser, scoring.specials
-    return lambda canvas, seeds: generate(denoiser, canvas, stages, specials, seeds=seeds)
+    return lambda canvas, seeds: generate(
+        denoiser, canvas, how.stages, specials, seeds=seeds, block_length=how.block_length
+    )
 
 
 def _dtype(precision: Precision, device: torch.device) -> torch.dtype | None:

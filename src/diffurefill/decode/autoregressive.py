@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diffurefill.config import UserError
 from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.endings import Stop
 from diffurefill.decode.generate import Generation, Pass
 from diffurefill.decode.order import choose
 from diffurefill.decode.sampling import Places, Rules, sample
@@ -58,21 +59,22 @@ def generate_left_to_right(
     *,
     num_layers: int,
     seeds: Sequence[int],
+    stop: Stop | None = None,
     on_pass: Callable[[Pass], None] | None = None,
 ) -> Generation:
     """Fill `canvas`, whose rows are given ids and then one gap up to their end.
 
-    n tokens cost n passes: the first reads the given ids, the others one token each. Behind an EOS
-    a row holds EOS to its end; when all rows have one, no further pass is made. `model` is in eval
-    mode and on the canvas's device. The trajectory is kept only for `on_pass`. Raises UserError
-    for other canvases and for logits that are not finite.
+    n tokens cost n passes: the first reads the given ids, the others one token each. Behind an EOS,
+    and behind what `stop` calls an end, a row holds EOS to its end; when all rows have ended, no
+    further pass is made. `model` is in eval mode and on the canvas's device. The trajectory is kept
+    only for `on_pass`. Raises UserError for other canvases and for logits that are not finite.
     """
     given, wanted = _given_lengths(canvas), canvas.num_fillable.cpu().numpy()
     rng = _Draws(canvas, specials, how, seeds, ("autoregressive",))
     ids, confidence = canvas.ids.clone(), torch.zeros(canvas.ids.shape, device=canvas.ids.device)
     cache = KVCache(num_layers, len(given), canvas.ids.shape[1])
     trajectory: list[Pass] = []
-    alive = np.ones(len(given), dtype=bool)
+    alive, row_passes = np.ones(len(given), dtype=bool), np.zeros_like(wanted)
     k = 0
     with torch.inference_mode():
         while (alive := alive & (k < wanted)).any():
@@ -85,11 +87,17 @@ def generate_left_to_right(
             previous = ids
             ids, confidence = ids.clone(), confidence.clone()
             ids[rows, at], confidence[rows, at] = tokens, sure
-            k += 1
+            k, row_passes = k + 1, row_passes + alive
             if not how.forbid_eos:
                 ended = tokens == specials.eos_id
                 _end_rows(ids, canvas, rows[ended], at[ended], specials.eos_id)
                 alive[rows[ended].cpu().numpy()] = False
+            if stop is not None:
+                over = [b for b in np.flatnonzero(alive) if stop(_written(ids[b], given[b], k))]
+                stopped = torch.tensor(over, dtype=torch.int64, device=ids.device)
+                at = torch.from_numpy((given + k)[over]).to(ids.device)
+                _end_rows(ids, canvas, stopped, at, specials.eos_id)
+                alive[over] = False
             if on_pass is not None:
                 accepted = ids != previous
                 none = torch.zeros_like(accepted)
@@ -97,7 +105,7 @@ def generate_left_to_right(
                 trajectory.append(done)
                 on_pass(done)
     _require_finite(confidence)
-    return Generation(ids, confidence, k, trajectory)
+    return Generation(ids, confidence, k, trajectory, torch.from_numpy(row_passes))
 
 
 def repair_left_to_right(
@@ -120,11 +128,13 @@ def repair_left_to_right(
     top of the draft's: one for every position of the row that has most.
     """
     ids, confidence, num_passes = draft.ids, draft.confidence, draft.num_forward_passes
+    row_passes = draft.row_passes
     quota = (fraction * canvas.num_fillable.double()).round().long().clamp(min=1)
     with torch.inference_mode():
         for r in range(num_rounds):
             rng = _Draws(canvas, specials, how, seeds, ("autoregressive repair", r))
             chosen = choose(-confidence, canvas.fillable, quota, 1)
+            row_passes = row_passes + chosen.sum(dim=1).to(row_passes.device)
             places = [np.flatnonzero(row) for row in chosen.cpu().numpy()]
             cache = KVCache(num_layers, len(places), ids.shape[1])
             ids, confidence = ids.clone(), confidence.clone()
@@ -138,7 +148,7 @@ def repair_left_to_right(
                 ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
                 num_passes += 1
     _require_finite(confidence)
-    return Generation(ids, confidence, num_passes, [])
+    return Generation(ids, confidence, num_passes, [], row_passes)
 
 
 class _Draws:
@@ -218,6 +228,10 @@ def _given_lengths(canvas: Canvas) -> Counts:
             "use a denoiser (model.causal = false)"
         )
     return given
+
+
+def _written(row: Tensor, given: int, k: int) -> list[int]:
+    return row[given : given + k].tolist()
 
 
 def _end_rows(ids: Tensor, canvas: Canvas, rows: Tensor, at: Tensor, eos_id: int) -> None:

@@ -72,8 +72,14 @@ def generate(
                 streaming.settled(loop.state.ids, region)
         if streaming is not None:
             streaming.streamer.end()
-    ids, confidence = loop.state.ids, loop.state.confidence
-    return Generation(ids, confidence, run.num_forward_passes, trajectory, run.num_positions)
+    return Generation(
+        loop.state.ids,
+        loop.state.confidence,
+        run.num_forward_passes,
+        trajectory,
+        loop.row_passes,
+        run.num_positions,
+    )
 
 
 class _Loop:
@@ -84,6 +90,7 @@ class _Loop:
         ids = run.canvas.ids
         self.state = State.start(ids, torch.zeros(ids.shape, device=ids.device))
         self.over = ids.new_zeros(len(ids), dtype=torch.bool)
+        self.row_passes = ids.new_zeros(len(ids))
 
     def passes(self, block: int, region: Tensor) -> Iterator[Pass]:
         """Every pass over `region` (B, T), as it ends; `state` is then up to date."""
@@ -97,6 +104,7 @@ class _Loop:
                 if found is None:
                     break
                 record, self.state = found
+                self.row_passes += record.accepted.any(dim=1)
                 if s == final and not stage.refills:
                     record = replace(record, ids=self._end_rows())
                 yield record

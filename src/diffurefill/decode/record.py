@@ -45,6 +45,8 @@ class Generation:
     """Calls of the denoiser."""
     trajectory: list[Pass]
     """Every pass, or nothing where it was not to be kept."""
+    row_passes: Tensor
+    """(B,) int64: passes that wrote in each row."""
     num_positions: int = 0
     """Positions the denoiser computed, summed over its calls: what the calls cost. Fewer than calls
     times B times T where finished rows left or keys and values were kept, more where confidences

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from diffurefill.config import ProbeConfig, Stage
+from diffurefill.config import DecodeConfig, ProbeConfig, Stage
 from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.generate import cut_at_eos
 from diffurefill.decode.view.frames import Frame, frames
@@ -67,7 +67,7 @@ def sample_statistics(
     canvas = continuation(
         [[]] * NUM_SAMPLES, NUM_TOKENS, model.specials, max_tokens=model.config.data.row_length
     )
-    done = model.fill(canvas, stages=stages, seed=seed, forbid_eos=True)
+    done = model.fill(canvas, decode=DecodeConfig(stages=stages), seed=seed, forbid_eos=True)
     return _statistics(model, done.ids.cpu().numpy(), canvas.doc_ids.numpy())
 
 

@@ -8,14 +8,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from diffurefill.config import HELD_OUT, RunConfig, Stage, UserError
+from diffurefill.config import HELD_OUT, DecodeConfig, RunConfig, Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
-from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
-from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
+from diffurefill.decode.canvas import Canvas, Specials, infill
+from diffurefill.decode.endings import Stop, Streamer
+from diffurefill.decode.generate import Generation, Pass, generate
+from diffurefill.decode.texts import Reader, WrittenText
 from diffurefill.decode.view.views import Views
 from diffurefill.evaluate.probe_sets import load_probes
 from diffurefill.evaluate.probes import (
@@ -64,75 +67,138 @@ class LoadedModel:
         emittable = t.emittable(self.config.model.vocab_size)
         return Specials(t.bos_id, t.eos_id, t.mask_id, t.pad_id, emittable)
 
-    def generate(
+    def generate(self, prompts: Sequence[str], num_tokens: int, **wishes: Any) -> list[str]:
+        """Each prompt with `num_tokens` more tokens, cut where the model ends the text.
+
+        `wishes` as for `write`, which says more of each text.
+        """
+        return [written.text for written in self.write(prompts, num_tokens, **wishes)]
+
+    def infill(self, text: str, **wishes: Any) -> str:
+        """`text` with every [MASK*n] filled by n tokens; `wishes` as for `write_gaps`."""
+        return self.write_gaps(text, **wishes)[0].text
+
+    def write(
         self,
         prompts: Sequence[str],
         num_tokens: int,
         *,
-        stages: Sequence[Stage] | None = None,
+        suffix: str = "",
+        num_samples: int = 1,
+        min_tokens: int = 0,
+        stop: Sequence[str] = (),
+        decode: DecodeConfig | None = None,
         seed: int = 0,
         views: Views = NO_VIEWS,
-    ) -> list[str]:
-        """Each prompt with `num_tokens` more tokens, cut where the model ends the text."""
-        encoded = self.tokenizer.encode_batch(list(prompts))
-        length = self.config.data.row_length
-        canvas = continuation(encoded, num_tokens, self.specials, max_tokens=length)
-        done = self.fill(canvas, stages=stages, seed=seed, views=views)
-        rows = zip(canvas.rows(done.ids.cpu()), encoded, strict=True)
-        cut = [cut_at_eos(ids, self.tokenizer.eos_id, 1 + len(given)) for ids, given in rows]
-        return [self.tokenizer.decode(ids) for ids in cut]
+        streamer: Streamer | None = None,
+    ) -> list[WrittenText]:
+        """`num_samples` texts of each prompt in turn, row i with seed `seed + i`.
 
-    def infill(
+        suffix: text behind the `num_tokens`, which are then filled to the last.
+        min_tokens: the text does not end before; stop: it ends before any of these, or at EOS.
+        streamer: follows a single text. Raises UserError for what does not go together or fit.
+        """
+        if not 0 <= min_tokens <= num_tokens:
+            raise UserError(f"min_tokens {min_tokens} must lie within the {num_tokens} to write")
+        if suffix and (stop or min_tokens):
+            raise UserError(
+                "what stands in front of a suffix has no end of its own: leave stop and min_tokens "
+                "away, or the suffix"
+            )
+        behind = [self.tokenizer.encode_inner(suffix)] if suffix else []
+        rows = [
+            [given, num_tokens, *behind]
+            for given in self.tokenizer.encode_batch(list(prompts))
+            for _ in range(_counted(num_samples))
+        ]
+        canvas = infill(rows, self.specials, max_tokens=self.config.data.row_length)
+        reader = self._reader(stop)
+        done = self.fill(
+            canvas,
+            decode=decode,
+            seed=seed,
+            views=views,
+            forbid_eos=bool(suffix),
+            min_tokens=min_tokens,
+            stop_at_eos=True,
+            stop=reader.rule(),
+            streamer=streamer,
+        )
+        return reader.texts(canvas, done)
+
+    def write_gaps(
         self,
         text: str,
         *,
-        stages: Sequence[Stage] | None = None,
+        num_samples: int = 1,
+        decode: DecodeConfig | None = None,
         seed: int = 0,
         views: Views = NO_VIEWS,
-    ) -> str:
-        """`text` with every [MASK*n] filled by n tokens."""
-        done = self.fill(self.gaps(text), stages=stages, seed=seed, views=views, forbid_eos=True)
-        return self.tokenizer.decode(done.ids[0].tolist())
+        streamer: Streamer | None = None,
+    ) -> list[WrittenText]:
+        """`text` with every [MASK*n] filled, `num_samples` times; row i has seed `seed + i`."""
+        canvas = self.gaps(text, _counted(num_samples))
+        done = self.fill(
+            canvas, decode=decode, seed=seed, views=views, forbid_eos=True, streamer=streamer
+        )
+        return self._reader(()).texts(canvas, done)
 
-    def gaps(self, text: str) -> Canvas:
-        """The canvas of one text whose gaps are written [MASK*n]; UserError when there is none."""
+    def _reader(self, stop: Sequence[str]) -> Reader:
+        t = self.tokenizer
+        return Reader(t.decode, t.decode_inner, t.eos_id, tuple(stop))
+
+    def gaps(self, text: str, num_rows: int = 1) -> Canvas:
+        """The canvas of `num_rows` times one text whose gaps are written [MASK*n]; UserError when
+        there is none."""
         parts = GAP.split(text)  # text, n, text, n, ..., text
         # What stands behind a gap is no text's beginning: no word starts there of itself.
         encode = [self.tokenizer.encode, *[self.tokenizer.encode_inner] * len(parts)]
         row = [int(part) if i % 2 else encode[i](part) for i, part in enumerate(parts) if part]
         if len(parts) == 1:
             raise UserError("the text has no gap: write [MASK*12] where 12 tokens are to be filled")
-        return infill([row], self.specials, max_tokens=self.config.data.row_length)
+        return infill([row] * num_rows, self.specials, max_tokens=self.config.data.row_length)
 
     def fill(
         self,
         canvas: Canvas,
         *,
-        stages: Sequence[Stage] | None = None,
+        decode: DecodeConfig | None = None,
         seed: int = 0,
         views: Views = NO_VIEWS,
         forbid_eos: bool = False,
+        min_tokens: int = 0,
+        stop_at_eos: bool = False,
+        stop: Stop | None = None,
+        streamer: Streamer | None = None,
     ) -> Generation:
-        """Fill a canvas with the run's own decoder, or with `stages`. Row i has seed `seed + i`.
+        """Fill a canvas with the run's own decoder, or with `decode`. Row i has seed `seed + i`.
 
-        A causal model writes from left to right, at temperature 1 without truncation unless one
-        left-to-right stage says otherwise.
+        The others as for `decode.generate`. A causal model writes from left to right and always
+        stops at EOS, at temperature 1 without truncation unless one left-to-right stage says
+        otherwise; it has no drafts to stream.
         """
         seeds = [seed + i for i in range(len(canvas.ids))]
         canvas = canvas.to(self.device)
         if self.config.model.causal:
-            how = replace(left_to_right(stages), forbid_eos=forbid_eos)
+            if streamer is not None:
+                raise UserError("a causal model has no drafts to stream: leave the streamer away")
+            how = replace(left_to_right(decode), forbid_eos=forbid_eos, min_len=min_tokens)
             on_pass = (lambda _: None) if views else None
-            done = self.continue_text(canvas, how, seeds, on_pass)
+            done = self.continue_text(canvas, how, seeds, stop, on_pass)
         else:
+            decode = decode or self.config.decode
             done = generate(
                 self.denoiser,
                 canvas,
-                stages or self.config.decode.stages,
+                decode.stages,
                 self.specials,
                 seeds=seeds,
-                block_length=0 if stages else self.config.decode.block_length,
+                block_length=decode.block_length,
+                streamer=streamer,
                 forbid_eos=forbid_eos,
+                min_tokens=min_tokens,
+                stop_at_eos=stop_at_eos,
+                stop=stop,
             )
         # A pass takes milliseconds here, too quick to be seen: it is shown afterwards.
         views.show(done.trajectory, self.tokenizer.decode_inner)
@@ -143,6 +209,7 @@ class LoadedModel:
         canvas: Canvas,
         how: LeftToRight,
         seeds: Sequence[int],
+        stop: Stop | None = None,
         on_pass: Callable[[Pass], None] | None = None,
     ) -> Generation:
         """What the autoregressive twin writes, one token a pass."""
@@ -153,6 +220,7 @@ class LoadedModel:
             how,
             num_layers=self.config.model.layers,
             seeds=seeds,
+            stop=stop,
             on_pass=on_pass,
         )
 
@@ -168,18 +236,25 @@ class LoadedModel:
         )
 
 
-def left_to_right(stages: Sequence[Stage] | None) -> LeftToRight:
-    """How a causal model draws under `stages`; UserError for those that only a denoiser can do."""
-    if not stages:
+def left_to_right(decode: DecodeConfig | None) -> LeftToRight:
+    """How a causal model draws under `decode`; UserError for what only a denoiser can do."""
+    if decode is None:
         return LeftToRight()
-    (first, last), plain = stages[0].temperature, Stage(num_passes=0, tokens_per_pass=1)
-    can = replace(plain, order="left_to_right", temperature=(first, last), min_p=stages[0].min_p)
-    if list(stages) != [can] or first != last:
+    stage = decode.stages[0]
+    (first, last), plain = stage.temperature, Stage(num_passes=0, tokens_per_pass=1)
+    can = replace(plain, order="left_to_right", temperature=(first, last), min_p=stage.min_p)
+    if decode != DecodeConfig(stages=(can,)) or first != last:
         raise UserError(
             "a causal model writes one token a pass from left to right and cannot draft or refill: "
             "leave the decode preset away, or take decode-left-to-right"
         )
     return LeftToRight(temperature=first, min_p=can.min_p)
+
+
+def _counted(num_samples: int) -> int:
+    if num_samples < 1:
+        raise UserError(f"num_samples is {num_samples}: ask for at least 1")
+    return num_samples
 
 
 def load(where: str, weights: str | None = None) -> LoadedModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from diffurefill.config import UserError
+from diffurefill.config import DecodeConfig, UserError
 from diffurefill.decode.autoregressive import repair_left_to_right
 from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.generate import Generation, cut_at_eos
@@ -104,7 +104,8 @@ def _fill(arm: Arm, pair: Pair, canvas: Canvas, seeds: list[int]) -> Generation:
     ar = pair.ar
     if arm.writer == "ar":
         return ar.continue_text(canvas, arm.how, seeds)
-    done = pair.diffusion.fill(canvas, stages=arm.stages, seed=seeds[0])
+    decode = DecodeConfig(stages=arm.stages)
+    done = pair.diffusion.fill(canvas, decode=decode, seed=seeds[0])
     if arm.writer == "diffusion":
         return done
     return repair_left_to_right(
