@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
 from evaluation_blocks import evaluate_block, likelihood_block
+from memory_block import memory_block
 from pilot_block import decode_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, train_block
 
@@ -227,6 +228,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "codec": codec_block,
     "kills": kills_block,
     "long_run": long_run_block,
+    "memory": memory_block,
     "merge": merge_block,
 }
 
