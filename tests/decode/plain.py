@@ -153,6 +153,10 @@ class PlainRow:
     def random(self, use: str, s: int, k: int) -> np.ndarray:
         return philox(self.seed, use, s, k, *self.block).random(len(self.ids))
 
+    def logits(self, ids: list[int]) -> np.ndarray:
+        with torch.inference_mode():
+            return self.denoiser(torch.tensor([ids]))[0].numpy()
+
     def gumbel(self, s: int, k: int) -> np.ndarray:
         return -np.log(-np.log(self.random("order", s, k)))
 
@@ -161,9 +165,16 @@ class PlainRow:
         for g in range(groups):
             hidden = self.slots[g::groups]
             ids = [MASK if i in hidden else token for i, token in enumerate(self.ids)]
-            logits = self.denoiser(torch.tensor([ids]))[0].numpy()
+            logits = self.logits(ids)
             for i in hidden:
                 self.confidence[i] = log_softmax(logits[i], self.allowed[i])[self.ids[i]]
+
+    def shadow(self, judged: list[int]) -> None:
+        """The log p1 of each of `judged` anew, with it alone masked beside what is masked now."""
+        for i in judged:
+            ids = [MASK if i == j else token for j, token in enumerate(self.ids)]
+            logits = self.logits(ids)
+            self.confidence[i] = log_softmax(logits[i], self.allowed[i])[self.ids[i]]
 
     def remask(self, stage: Stage, s: int, k: int) -> list[int]:
         m = max(1, round(stage.remask_fraction * len(self.slots)))
@@ -181,10 +192,12 @@ class PlainRow:
         for i in chosen:
             self.ids[i] = MASK
             self.times[i] += 1
+        if stage.confidence == "shadow" and chosen:
+            self.shadow([i for i in self.slots if i not in chosen])
         return sorted(chosen)
 
     def one_pass(self, stage: Stage, s: int, k: int, masked: list[int]) -> None:
-        logits = self.denoiser(torch.tensor([self.ids]))[0].numpy()
+        logits = self.logits(self.ids)
         T, n = len(self.ids), len(self.slots)
         uniform = self.random("sample", s, k)
         K = stage.num_passes or math.ceil(n / (stage.tokens_per_pass or n))

@@ -121,6 +121,29 @@ def test_every_pass_is_shown(model: Denoiser) -> None:
     assert torch.equal(seen[-1].ids, done.ids)
 
 
+@settings(max_examples=25, deadline=None)
+@given(prompts=prompts, seed=st.integers(0, 99))
+def test_a_rule_ends_rows_and_changes_nothing_before(
+    model: Denoiser, prompts: list[list[int]], seed: int
+) -> None:
+    canvas = continuation(prompts, 12, specials(), max_tokens=64)
+    seeds, how = [seed + b for b in range(len(prompts))], LeftToRight(forbid_eos=True)
+    free, ended = (
+        generate_left_to_right(
+            model, canvas, specials(), how, num_layers=LAYERS, seeds=seeds, stop=stop
+        )
+        for stop in (None, lambda ids: ids[-1] % 3 == 0)
+    )
+    pairs = zip(canvas.filled(free.ids), canvas.filled(ended.ids), strict=True)
+    lengths = []
+    for whole, cut in pairs:
+        n = next((i + 1 for i, token in enumerate(whole) if token % 3 == 0), len(whole))
+        assert cut == whole[:n] + [EOS] * (len(whole) - n)
+        lengths.append(n)
+    assert ended.row_passes.tolist() == lengths
+    assert ended.num_forward_passes == max(lengths)
+
+
 def test_a_gap_with_something_behind_it_is_refused(model: Denoiser) -> None:
     canvas = infill([[[5], 3, [6]]], specials(), max_tokens=16)
     with pytest.raises(UserError, match="only continues text"):

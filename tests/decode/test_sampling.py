@@ -166,6 +166,40 @@ def test_frequencies_are_those_of_the_softmax(temperature, dtype):
     assert chi_square < degrees + 4 * math.sqrt(2 * degrees)
 
 
+PLANTED = [
+    *range(156, 165),
+    *range(340, 349),
+]  # across two blocks of the CDF; in the last, short one
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.2])
+@pytest.mark.parametrize("cluster", [PLANTED[:9], PLANTED[9:]])
+def test_ids_of_one_in_a_million_come_as_often_as_they_should(temperature, cluster):
+    """Uniforms from a window of 3e-5 around nine ids of probability 1e-6 each: what 40,000 draws in
+    it show would take 10^9 draws from everywhere. No uniform from outside may hit them."""
+    V, p = 350, 1e-6
+    others = np.exp(np.random.default_rng(2).normal(0, 1.5, V))
+    others[PLANTED] = 0.0
+    share = others / others.sum() * (1 - p * len(PLANTED))
+    share[PLANTED] = p
+    logits = torch.from_numpy(temperature * np.log(share)).float()
+    cdf = np.cumsum(share)
+    first, last = cdf[cluster[0] - 1], cdf[cluster[-1]]
+    low, high = first - 1e-5, last + 1e-5
+    inside = low + (high - low) * philox(5, "window", cluster[0]).random(40_000)
+    anywhere = philox(5, "anywhere").random(20_000)
+    uniform = np.sort(np.concatenate([inside, anywhere]))
+    tokens = draw(logits.expand(len(uniform), V), torch.from_numpy(uniform), temperature).tokens
+    assert (tokens[1:] >= tokens[:-1]).all(), "a CDF only rises"
+    tokens = tokens.numpy()
+    outside = (uniform < low) | (uniform > high)
+    assert not np.isin(tokens[outside], cluster).any()
+    seen = np.array([(tokens[~outside] == i).sum() for i in cluster])
+    expected = (~outside).sum() * p / (high - low)
+    chi_square = ((seen - expected) ** 2 / expected).sum()
+    assert chi_square < len(cluster) + 4 * math.sqrt(2 * len(cluster))
+
+
 @settings(max_examples=200)
 @given(
     st.lists(st.one_of(st.floats(-60, 20, width=32), st.just(-math.inf)), min_size=1, max_size=400),
