@@ -153,6 +153,15 @@ def test_samples_of_a_prompt_are_told_with_ids_and_confidences(
     assert percents.count("%") >= 10
 
 
+def test_many_prompts_of_different_lengths_are_written_as_each_alone(trained: str) -> None:
+    model = load(trained)
+    prompts = ["the " * n for n in (1, 40, 2, 30, 1)]
+    found = model.write(prompts, 6, seed=5)
+    alone = [model.write([prompt], 6, seed=5 + i)[0] for i, prompt in enumerate(prompts)]
+    assert [text.ids for text in found] == [text.ids for text in alone]
+    assert [text.text for text in found] == [text.text for text in alone]
+
+
 def test_a_stop_text_ends_the_text_before_it(trained: str) -> None:
     model = load(trained)
     (whole,) = model.write(["the quick"], 20, seed=3, min_tokens=20)

@@ -15,6 +15,7 @@ import torch
 from diffurefill.config import HELD_OUT, DecodeConfig, RunConfig, Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
+from diffurefill.decode.batches import in_buckets
 from diffurefill.decode.canvas import Canvas, Specials, infill
 from diffurefill.decode.endings import Stop, Streamer
 from diffurefill.decode.generate import Generation, Pass, generate
@@ -113,17 +114,24 @@ class LoadedModel:
         ]
         canvas = infill(rows, self.specials, max_tokens=self.config.data.row_length)
         reader = self._reader(stop)
-        done = self.fill(
-            canvas,
-            decode=decode,
-            seed=seed,
-            views=views,
-            forbid_eos=bool(suffix),
-            min_tokens=min_tokens,
-            stop_at_eos=True,
-            stop=reader.rule(),
-            streamer=streamer,
-        )
+
+        def fill(some: Canvas, rows: Sequence[int]) -> Generation:
+            return self.fill(
+                some,
+                decode=decode,
+                seed=[seed + row for row in rows],
+                views=views,
+                forbid_eos=bool(suffix),
+                min_tokens=min_tokens,
+                stop_at_eos=True,
+                stop=reader.rule(),
+                streamer=streamer,
+            )
+
+        if views or streamer is not None:  # they follow one batch
+            return reader.texts(canvas, fill(canvas, range(len(rows))))
+        vocab_size = self.specials.vocab_size
+        done = in_buckets(canvas, fill, device=self.device, vocab_size=vocab_size)
         return reader.texts(canvas, done)
 
     def write_gaps(
@@ -163,7 +171,7 @@ class LoadedModel:
         canvas: Canvas,
         *,
         decode: DecodeConfig | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         views: Views = NO_VIEWS,
         forbid_eos: bool = False,
         min_tokens: int = 0,
@@ -171,13 +179,14 @@ class LoadedModel:
         stop: Stop | None = None,
         streamer: Streamer | None = None,
     ) -> Generation:
-        """Fill a canvas with the run's own decoder, or with `decode`. Row i has seed `seed + i`.
+        """Fill a canvas with the run's own decoder, or with `decode`. Row i has seed `seed + i`, or
+        one of as many.
 
         The others as for `decode.generate`. A causal model writes from left to right and always
         stops at EOS, at temperature 1 without truncation unless one left-to-right stage says
         otherwise; it has no drafts to stream.
         """
-        seeds = [seed + i for i in range(len(canvas.ids))]
+        seeds = [seed + i for i in range(len(canvas.ids))] if isinstance(seed, int) else seed
         canvas = canvas.to(self.device)
         if self.config.model.causal:
             if streamer is not None:
