@@ -25,7 +25,14 @@ from pilot_block import decode_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "docs/fleet.md", "docs/data.md", "docs/performance.md", "docs/evaluation.md")
+PAGES = (
+    "README.md",
+    "docs/fleet.md",
+    "docs/data.md",
+    "docs/performance.md",
+    "docs/decoding.md",
+    "docs/evaluation.md",
+)
 SHOWN_ROWS = 8
 WIDTH = 118
 

@@ -85,8 +85,9 @@ class BenchPilot:
             places = (self.diffusion, self.ar)
         found = run_pilot(self.folder, places, plan, self.judge, say)
         # Without the folders: a result file names no paths of a machine.
-        command = f"diffurefill bench pilot --judge {found['judge']} --decode {self.decode}"
-        record = {**found, "decode": self.decode, **provenance(command)}
+        words = ["diffurefill bench pilot --judge", found["judge"], "--decode", self.decode]
+        words += ["--arms", *self.arms] if self.arms else []
+        record = {**found, "decode": self.decode, **provenance(" ".join(words))}
         out = self.out or self.folder / "pilot.json"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(record) + "\n", "utf-8")
