@@ -55,6 +55,7 @@ def test_threads_may_write_at_once(tmp_path: Path) -> None:
     f = DirectFile(tmp_path / "f", LENGTH)
     pieces = [("x", start, min(start + 5000, LENGTH)) for start in range(0, LENGTH, 5000)]
     for_each(lambda _, start, stop: f.write(CONTENT[start:stop], start), pieces)
+    f.sync()
     f.close()
     assert (tmp_path / "f").read_bytes() == CONTENT.tobytes()
 
@@ -78,6 +79,7 @@ def test_a_disk_that_wants_other_alignments_gets_plain_writes(
     f = DirectFile(tmp_path / "f", LENGTH)
     monkeypatch.setattr(os, "pwrite", pwrite)
     f.write(CONTENT, 0)
+    f.sync()
     f.close()
     assert len(calls) == accepted + 1
     assert (tmp_path / "f").read_bytes() == CONTENT.tobytes()
@@ -93,8 +95,9 @@ def test_a_full_disk_is_no_reason_to_write_another_way(
 
     f = DirectFile(tmp_path / "f", LENGTH)
     monkeypatch.setattr(os, "pwrite", pwrite)
+    f.write(CONTENT[ALIGN : 3 * ALIGN], ALIGN)
     with pytest.raises(OSError, match="no space") as raised:
-        f.write(CONTENT, 0)
+        f.sync()
     f.close()
     assert raised.value.errno == errno.ENOSPC
 

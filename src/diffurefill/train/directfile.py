@@ -11,7 +11,8 @@ import contextlib
 import errno
 import mmap
 import os
-import threading
+import queue
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ DIRECT_FROM = 1 << 28
 """Bytes of a file from which it is written directly: smaller ones are read again soon."""
 SMALLEST = 1 << 16
 """Bytes: a shorter piece would wait longer for the disk than copying it takes."""
+AT_ONCE = 4
+"""Pieces of a file that are on their way to the disk: one at a time leaves it idle in between."""
 
 _CLOEXEC = getattr(os, "O_CLOEXEC", 0)
 
@@ -37,31 +40,46 @@ def _open_direct(path: Path) -> int | None:
 class DirectFile:
     """A new file written piece by piece, by position, from any number of threads. To be closed.
 
-    `num_bytes`: what it will hold in all. Pieces must not overlap.
+    `num_bytes`: what it will hold in all. Pieces must not overlap. What could not be written is
+    raised by a later `write`, or by `sync`.
     """
 
     def __init__(self, path: Path, num_bytes: int) -> None:
         self._plain = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _CLOEXEC, 0o666)
         self._direct = _open_direct(path) if num_bytes >= DIRECT_FROM else None
-        self._bounce = threading.local()
+        self._memory: queue.SimpleQueue[mmap.mmap | None] = queue.SimpleQueue()
+        self._pool: ThreadPoolExecutor | None = None
+        self._failed: BaseException | None = None
+        if self._direct is not None:
+            self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="direct-write")
+            for _ in range(AT_ONCE):
+                self._memory.put(None)
 
     def write(self, content: Any, place: int) -> None:
         """Write the bytes of the buffer `content` from byte `place` on."""
         rest = memoryview(content)
         before = -place % ALIGN  # up to where a page of the file begins
         direct = (len(rest) - before) // ALIGN * ALIGN
-        if self._direct is None or direct < SMALLEST:
+        if self._pool is None or direct < SMALLEST:
             self._write_plain(rest, place)
             return
         # A page that two pieces share is written plainly by both: the page cache joins them.
         self._write_plain(rest[:before], place)
-        done = self._write_direct(rest[before : before + direct], place + before)
-        self._write_plain(rest[before + done :], place + before + done)
+        self._write_plain(rest[before + direct :], place + before + direct)
+        memory = self._aligned_copy(rest[before : before + direct])
+        self._raise_failure()
+        self._pool.submit(self._send, memory, direct, place + before).add_done_callback(self._note)
 
     def sync(self) -> None:
+        """Wait until all is on the disk. Raises what went wrong on the way."""
+        if self._pool is not None:
+            self._pool.shutdown()
+        self._raise_failure()
         os.fsync(self._plain)
 
     def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
         for descriptor in (self._plain, self._direct):
             if descriptor is not None:
                 os.close(descriptor)
@@ -71,14 +89,30 @@ class DirectFile:
             count = os.pwrite(self._plain, rest, place)
             rest, place = rest[count:], place + count
 
+    def _send(self, memory: mmap.mmap, length: int, place: int) -> None:
+        """Write `length` bytes of `memory`, which is then free for another piece."""
+        try:
+            content = memoryview(memory)[:length]
+            done = self._write_direct(content, place)
+            self._write_plain(content[done:], place + done)
+        finally:
+            self._memory.put(memory)
+
+    def _note(self, done: Future[None]) -> None:
+        if not done.cancelled() and done.exception() is not None:
+            self._failed = self._failed or done.exception()
+
+    def _raise_failure(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
     def _write_direct(self, content: memoryview, place: int) -> int:
         """Bytes written, a multiple of ALIGN; fewer than asked for where the disk wants no more."""
         assert self._direct is not None
-        aligned = self._aligned_copy(content)
         done = 0
         while done < len(content):
             try:
-                count = os.pwrite(self._direct, aligned[done : len(content)], place + done)
+                count = os.pwrite(self._direct, content[done:], place + done)
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
@@ -88,11 +122,10 @@ class DirectFile:
                 break
         return done
 
-    def _aligned_copy(self, content: memoryview) -> memoryview:
-        """`content` in memory that begins at a page, kept for this thread's next piece."""
-        memory = getattr(self._bounce, "memory", None)
+    def _aligned_copy(self, content: memoryview) -> mmap.mmap:
+        """`content` in memory that begins at a page; waits while all of it is on its way."""
+        memory = self._memory.get()
         if memory is None or len(memory) < len(content):
-            memory = self._bounce.memory = mmap.mmap(-1, len(content))
-        view = memoryview(memory)
-        view[: len(content)] = content
-        return view
+            memory = mmap.mmap(-1, len(content))
+        memory[: len(content)] = content
+        return memory
