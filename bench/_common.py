@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diffurefill.commands.common import without_folders
 from diffurefill.runtime import provenance
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -17,7 +16,7 @@ def report(name: str, figures: dict[str, Any], *, quick: bool) -> None:
     """Print `figures` as the last line; a full run also writes results/<name>.json."""
     if not quick:
         script = Path(sys.argv[0]).resolve().relative_to(ROOT).as_posix()
-        command = " ".join(["python", script, *map(without_folders, sys.argv[1:])])
+        command = " ".join(["python", script, *sys.argv[1:]])
         record = {**figures, **provenance(command)}
         (ROOT / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(figures))

@@ -161,13 +161,22 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
+def without_folders(word: str) -> str:
+    """A path's last part, behind its prefix: result files name no machine's folders."""
+    prefix, colon, rest = word.rpartition(":")
+    if rest.startswith(("/", "./", "../", "~")):
+        rest = rest.rstrip("/").rpartition("/")[2]
+    return f"{prefix}{colon}{rest}"
+
+
 def provenance(command: str) -> dict[str, Any]:
-    """What a result file says of how to make it again: command, version, commit, machine."""
+    """What a result file says of how to make it again: command, version, commit, machine. Of the
+    command's paths the last part alone: it may be read by everyone."""
     from diffurefill import __version__
 
     changes = _git("status", "--porcelain", "-uno", "--", "src", "bench")
     return {
-        "command": command,
+        "command": " ".join(map(without_folders, command.split(" "))),
         "package_version": __version__,
         "commit": _git("rev-parse", "HEAD"),
         "uncommitted_changes": bool(changes),

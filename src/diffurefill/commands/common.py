@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from diffurefill.config import RunConfig, dumps, with_paths
 from diffurefill.store.base import open_store
@@ -18,14 +17,6 @@ def progress(line: str) -> None:
     """A line on stderr, rewritten in place on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-
-
-def without_folders(word: str) -> str:
-    """A path's last part, behind its prefix: result files name no machine's folders."""
-    prefix, colon, rest = word.rpartition(":")
-    if rest.startswith(("/", "./", "../", "~")):
-        rest = Path(rest).name
-    return f"{prefix}{colon}{rest}"
 
 
 def resolved(settings: RunConfig, data: Sequence[str], *, quietly: bool = False) -> RunConfig:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from diffurefill.commands.common import progress, say, without_folders
+from diffurefill.commands.common import progress, say
 from diffurefill.config import UserError
+from diffurefill.runtime import without_folders
 
 if TYPE_CHECKING:
     from diffurefill.evaluate.likelihood.scorer import Scorer

@@ -10,13 +10,12 @@ from typing import Any, Literal
 
 import torch
 
-from diffurefill.commands.common import without_folders
 from diffurefill.config import UserError, load_preset
 from diffurefill.decode.generate import generate
 from diffurefill.evaluate.harness.lm import DiffusionLM, Fill
 from diffurefill.evaluate.likelihood.scorer import Scorer, ScoringModel
 from diffurefill.fleet.loading import LoadedModel, left_to_right, load
-from diffurefill.runtime import autocast_dtype, default_device, philox
+from diffurefill.runtime import autocast_dtype, default_device, philox, without_folders
 
 Precision = Literal["auto", "float32", "bfloat16"]
 HF, RANDOM = "hf:", "random:"

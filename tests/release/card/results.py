@@ -41,8 +41,8 @@ def probe_records() -> list[dict[str, Any]]:
     facts = {"choice": share, "exact": share, "contained": share, "nll": nll}
     accuracy = {"token": 0.625, "pair": 0.4375}
     return [
-        {"model": "ema", "sets": {"held_out": held_out(3.5)}, "decoding_accuracy": accuracy,
-         "facts": facts},
+        {"model": "/home/me/run: ema", "sets": {"held_out": held_out(3.5)}, "facts": facts,
+         "decoding_accuracy": accuracy},
         {"model": "global", "sets": {"held_out": held_out(3.75)}, "decoding_accuracy": None,
          "facts": None},
     ]  # fmt: skip

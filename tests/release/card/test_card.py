@@ -71,6 +71,8 @@ def test_every_figure_stands_on_the_card(model: CardModel, sources: list[Source]
     ):  # fmt: skip
         assert shown in page, shown
     assert "me/small" in page
+    assert "| run: ema |" in page
+    assert "/home" not in page
 
 
 def test_no_figure_stands_on_the_card_that_no_file_has(

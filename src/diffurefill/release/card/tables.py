@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffurefill.evaluate.harness.tasks import BENCHMARKS
+from diffurefill.evaluate.probes import HeldOut
 from diffurefill.evaluate.statistics import bootstrap_mean
 from diffurefill.release.card.model import CardModel
+from diffurefill.runtime import without_folders
 
 Rows = list[list[str]]
 
@@ -105,7 +107,7 @@ def data_mix(model: CardModel) -> Rows:
 
 def probes(records: Sequence[dict[str, Any]]) -> Rows:
     """A figure a row, a model a column; in brackets the 95% interval over rows or facts."""
-    rows = [["figure", *(str(record["model"]) for record in records)]]
+    rows = [["figure", *(_name(record["model"]) for record in records)]]
     for name in dict.fromkeys(name for record in records for name in record["sets"]):
         found = [record["sets"].get(name) for record in records]
         digest = next(one["probe"] for one in found if one)
@@ -121,14 +123,19 @@ def probes(records: Sequence[dict[str, Any]]) -> Rows:
     return rows
 
 
+def _name(model: str) -> str:
+    """As the file has it, without the folder that the model lay in."""
+    return ": ".join(map(without_folders, model.split(": ", 1)))
+
+
 def _ce(found: dict[str, Any] | None) -> str:
     if found is None:
         return "-"
     if "rows" not in found:
         return f"{found['mean']:.4f}"
-    per_row = zip(*found["rows"].values(), strict=True)
-    sums = [(sum(s for s, _ in row), sum(n for _, n in row)) for row in per_row]
-    interval = bootstrap_mean([ce / n for ce, n in sums if n])
+    rows = {float(rate): [(s, n) for s, n in items] for rate, items in found["rows"].items()}
+    by_rate = {float(rate): ce for rate, ce in found["by_rate"].items()}
+    interval = bootstrap_mean(HeldOut(found["probe"], by_rate, rows).row_values())
     return f"{found['mean']:.4f} [{interval.low:.4f}, {interval.high:.4f}]"
 
 
