@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 
 import numpy as np
 import torch
@@ -179,6 +180,7 @@ class PlainRow:
     def remask(self, stage: Stage, s: int, k: int) -> list[int]:
         m = max(1, round(stage.remask_fraction * len(self.slots)))
         gumbel = self.gumbel(s, k)
+        known = copy(self.confidence)
         if stage.confidence == "regrouped":
             self.regroup(stage.groups)
         unsure = {i: -self.confidence[i] for i in self.slots}
@@ -189,6 +191,8 @@ class PlainRow:
             if worn or self.confidence[i] >= math.log(stage.sure_above or math.inf):
                 del unsure[i]
         chosen = greedy_gap(unsure, m, stage.commit_gap)
+        if not chosen:  # the row is done: a pass that takes nothing back leaves all as it was
+            self.confidence = known
         for i in chosen:
             self.ids[i] = MASK
             self.times[i] += 1
