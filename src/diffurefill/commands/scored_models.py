@@ -113,11 +113,11 @@ def weights_digest(module: torch.nn.Module) -> str:
 def _open_hf(where: str, how: Reading) -> tuple[Any, dict[str, Any]]:
     try:
         import transformers  # noqa: F401
+        from lm_eval.models.huggingface import HFLM  # wants accelerate as well
     except ImportError:
         raise UserError(
             f"{HF}{where} needs the transformers library: pip install 'diffurefill[hf]'"
         ) from None
-    from lm_eval.models.huggingface import HFLM
 
     device = how.device or default_device()
     dtype = _dtype(how.dtype, device) or torch.float32
