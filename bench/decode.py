@@ -2,9 +2,10 @@
 
     python bench/decode.py [--quick] [--threads N]
 
-At batch 1, from random weights (speed hangs on shapes alone), in fp32, in CPU seconds of one
-thread: medians of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64
-tokens). 12 draft and 8 refill passes, the card's settings.
+At batch 1, from random weights (speed hangs on shapes alone), in CPU seconds of one thread: medians
+of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64 tokens). 12 draft and
+8 refill passes, the card's settings. In fp32, as `generate` writes on a CPU; and once more with
+everyone's weights in bfloat16, where this CPU multiplies those faster.
 
 `pass_over_forward`: our decoder over its forward passes alone (the same rows, the head at the same
 positions): what sampling, ordering and bookkeeping cost; 1.15 was aimed for.
@@ -14,7 +15,7 @@ the same width, depth, heads and vocabulary, over ours; 8 was aimed for. Null wi
 `vs_plain_loop`: of the plain loop that the tests hold the decoder against (tests/decode/plain.py).
 `tokens_per_forward`: tokens written by a pass.
 
-At the top stands the worst of the sizes; `sizes` has each.
+At the top stands the worst of the sizes in fp32; `sizes` has each, `sizes_bfloat16` the others.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from diffurefill.config import DecodeConfig, ModelConfig, load_preset
 from diffurefill.evaluate import speed
 from diffurefill.evaluate.speed import Contender
 from diffurefill.runtime import set_threads
+from diffurefill.train.speed import peak_of
 
 CPU = torch.device("cpu")
 STAGES = DecodeConfig().stages
@@ -56,18 +58,31 @@ def main() -> None:
     set_threads(options.threads)
     names = ["2.5M"] if options.quick else list(SIZES)
     num_tokens, repeats = (64, 2) if options.quick else (256, 5)
-    sizes = {name: measure(SIZES[name], num_tokens, repeats) for name in names}
+    dtypes = [torch.float32, *([torch.bfloat16] if multiplies_bfloat16_faster() else [])]
+    measured = {
+        dtype: {name: measure(SIZES[name], dtype, num_tokens, repeats) for name in names}
+        for dtype in dtypes
+    }
+    sizes = measured[torch.float32]
     figures: dict[str, Any] = {
         key: worst((size[key] for size in sizes.values() if size[key] is not None), default=None)
         for key, worst in WORST.items()
     }
     figures |= {"num_tokens": num_tokens, "repeats": repeats, "sizes": sizes}
+    figures["sizes_bfloat16"] = measured.get(torch.bfloat16)
     report("decode", figures, quick=options.quick)
 
 
-def measure(config: ModelConfig, num_tokens: int, repeats: int) -> dict[str, Any]:
-    denoiser = speed.random_model(config, CPU)
-    twin = speed.random_model(replace(config, causal=True), CPU)
+def multiplies_bfloat16_faster() -> bool:
+    fast, plain = (peak_of(CPU, dtype).flops for dtype in (torch.bfloat16, torch.float32))
+    return fast > 1.5 * plain
+
+
+def measure(
+    config: ModelConfig, dtype: torch.dtype, num_tokens: int, repeats: int
+) -> dict[str, Any]:
+    denoiser = speed.random_model(config, CPU, dtype)
+    twin = speed.random_model(replace(config, causal=True), CPU, dtype)
     canvas = speed.random_canvas(config.vocab_size, 1, num_tokens, CPU)
     ours, bare = speed.by_diffusion("draft and refill", denoiser, canvas, STAGES)
     plain = by_plain_loop(denoiser, canvas)
@@ -75,7 +90,7 @@ def measure(config: ModelConfig, num_tokens: int, repeats: int) -> dict[str, Any
     contenders = [ours, bare, plain, cached]
     hf = None
     if importlib.util.find_spec("transformers") is not None:
-        model = speed.llama_like(config, speed.PROMPT_TOKENS + num_tokens, CPU)
+        model = speed.llama_like(config, speed.PROMPT_TOKENS + num_tokens, CPU, dtype)
         hf = speed.by_transformers("generate()", model, 1, num_tokens)
         contenders.append(hf)
     times = speed.time_in_turn(contenders, CPU, warmups=1, repeats=repeats, seconds=1e9)

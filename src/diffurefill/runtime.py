@@ -108,6 +108,18 @@ def training_dtype(
     return torch.float16 if precision == "fp16" else torch.bfloat16
 
 
+def writing_dtype(
+    device: torch.device, wanted: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+) -> torch.dtype:
+    """The dtype of the weights of a model that writes. auto: float32 on a CPU, where a row is then
+    the same alone and in any batch; on a GPU bfloat16 where it has it, else float16."""
+    import torch
+
+    if wanted != "auto":
+        return getattr(torch, wanted)
+    return training_dtype(device, "auto") or torch.float32
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory that this process can still have there, with what torch already holds of a GPU.
 

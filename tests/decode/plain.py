@@ -156,7 +156,7 @@ class PlainRow:
 
     def logits(self, ids: list[int]) -> np.ndarray:
         with torch.inference_mode():
-            return self.denoiser(torch.tensor([ids]))[0].numpy()
+            return self.denoiser(torch.tensor([ids]))[0].float().numpy()
 
     def gumbel(self, s: int, k: int) -> np.ndarray:
         return -np.log(-np.log(self.random("order", s, k)))

@@ -14,7 +14,7 @@ SMALL = ModelConfig(vocab_size=40, width=16, layers=1, heads=2, ffn_width=16)
 
 
 def test_the_replay_asks_for_the_same_passes_as_the_decoder() -> None:
-    denoiser = speed.random_model(SMALL, CPU)
+    denoiser = speed.random_model(SMALL, CPU, torch.float32)
     canvas = speed.random_canvas(40, 2, 24, CPU)
     for stages, num_passes in (
         (speed.ONE_PER_PASS, 24),
@@ -26,18 +26,18 @@ def test_the_replay_asks_for_the_same_passes_as_the_decoder() -> None:
 
 
 def test_the_twin_takes_a_pass_a_token() -> None:
-    twin = speed.random_model(ModelConfig(**{**vars(SMALL), "causal": True}), CPU)
+    twin = speed.random_model(ModelConfig(**{**vars(SMALL), "causal": True}), CPU, torch.float32)
     contender = speed.by_twin("twin", twin, speed.random_canvas(40, 2, 24, CPU))
     assert contender.run() == 24
 
 
 def test_transformers_writes_all_it_is_asked_for() -> None:
     pytest.importorskip("transformers", reason="the AR baseline needs diffurefill[hf]")
-    model = speed.llama_like(SMALL, 64, CPU)
+    model = speed.llama_like(SMALL, 64, CPU, torch.float32)
     contender = speed.by_transformers("hf", model, 2, 24)
     assert contender.run() == 24
     assert contender.num_tokens == 48
-    ours = speed.random_model(SMALL, CPU)
+    ours = speed.random_model(SMALL, CPU, torch.float32)
     count = sum(p.numel() for p in ours.parameters())
     assert sum(p.numel() for p in model.parameters()) == count
 

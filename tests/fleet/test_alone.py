@@ -116,6 +116,17 @@ def test_a_train_folder_writes_and_fills_gaps(trained: str) -> None:
     assert "MASK" not in filled
 
 
+def test_weights_may_write_in_half_precision(
+    trained: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert load(trained).denoiser.embedding.weight.dtype == torch.float32
+    half = load(trained, dtype=torch.bfloat16)
+    assert {w.dtype for w in half.denoiser.parameters()} == {torch.bfloat16}
+    asked = ["generate", trained, "--prompt", "the quick", "--num-tokens", "12", "--seed", "3"]
+    assert main([*asked, "--dtype", "bfloat16"]) == 0
+    assert capsys.readouterr().out.strip() == half.generate(["the quick"], 12, seed=3)[0].strip()
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("no gap here", r"write \[MASK\*12\]"), ("a [MASK*0] b", "at least 1")]
 )

@@ -15,7 +15,7 @@ from diffurefill.config import TrainConfig, UserError
 from diffurefill.data.packing import PackingCounts
 from diffurefill.optim import loss_scale
 from diffurefill.optim.loss_scale import LossScale
-from diffurefill.runtime import training_dtype
+from diffurefill.runtime import training_dtype, writing_dtype
 from diffurefill.train import gradients
 from diffurefill.train.metrics import IntervalMetrics
 
@@ -38,6 +38,8 @@ def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
     assert training_dtype(CUDA, "auto") == expected
+    assert writing_dtype(CUDA) == expected
+    assert writing_dtype(CUDA, "float32") == torch.float32
     assert training_dtype(CUDA, "fp32") is None
     assert training_dtype(CUDA, "fp16") == torch.float16
     if not native:
@@ -183,3 +185,8 @@ def test_fp32_metrics_speak_of_no_factor() -> None:
     result = step(*build(), rows())
     assert "loss_scale" not in result.metrics()
     assert np.isfinite(result.loss.item())
+
+
+def test_a_cpu_writes_in_fp32_unless_told_otherwise() -> None:
+    assert writing_dtype(CPU) == torch.float32
+    assert writing_dtype(CPU, "bfloat16") == torch.bfloat16

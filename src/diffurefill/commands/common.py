@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from diffurefill.config import RunConfig, dumps, with_paths
 from diffurefill.store.base import open_store
@@ -30,3 +31,10 @@ def resolved(settings: RunConfig, data: Sequence[str], *, quietly: bool = False)
 def require_access(uri: str) -> None:
     """Denied now, before torch is loaded, where this process could not write to the run."""
     open_store(uri).check_access()
+
+
+def provenance_as_typed() -> dict[str, Any]:
+    """What a result file says of how to make it again, with the words of this call."""
+    from diffurefill.runtime import provenance
+
+    return provenance(" ".join(["diffurefill", *sys.argv[1:]]))

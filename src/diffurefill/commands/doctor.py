@@ -43,6 +43,7 @@ class Doctor:
             raise UserError("say which model is to fit: --preset base-1b, for example")
         for name, value in doctor().items():
             say(f"{name:<12} {value}")
+        say(f"{'products':<12} {_products()}")
         if self.store is not None:
             open_store(self.store).selftest()
             say(f"{'store':<12} {self.store}: conditional writes are honoured")
@@ -80,6 +81,22 @@ class Doctor:
             f"train.micro_batch_rows = 0 takes {rows} rows at once"
         )
         return 0
+
+
+def _products() -> str:
+    """How fast matrices are multiplied here, and what to ask for where a CPU is faster in half."""
+    import torch
+
+    from diffurefill.runtime import default_device, training_dtype
+    from diffurefill.train.speed import peak_of
+
+    device = default_device()
+    half = peak_of(device, training_dtype(device, "auto") or torch.bfloat16)
+    if device.type == "cuda":
+        return half.what
+    plain = peak_of(device, torch.float32)
+    pays = "; worth a try: train.precision bf16, --dtype bfloat16"
+    return f"{plain.what}; {half.what}{pays if half.flops > 1.5 * plain.flops else ''}"
 
 
 def table(found: list[Footprint], usable: float) -> list[str]:

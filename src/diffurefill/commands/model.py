@@ -6,13 +6,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
 from diffurefill.commands.common import resolved, say
 from diffurefill.config import RunConfig, UserError, load_preset
+
+if TYPE_CHECKING:
+    from diffurefill.fleet.loading import LoadedModel
 
 
 @dataclass
@@ -73,6 +76,8 @@ class _Writing:
     """A decode preset (decode-card, decode-left-to-right ...); the run's own by default."""
     weights: str | None = None
     """Of a run: ema (by default), global, swa, or last-3 for the mean of its last three globals."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of the weights while they write. auto: float32 on a CPU, half of it on a GPU."""
     num_samples: int = 1
     """Texts to write of each prompt."""
     seed: int = 0
@@ -87,6 +92,12 @@ class _Writing:
     """Below each text, how likely the model found each token that it wrote, in percent."""
     json: bool = False
     """One JSON object a line and text: prompt, seed, text, ids, confidences (0 to 1), passes."""
+
+    def load(self) -> LoadedModel:
+        from diffurefill.fleet.loading import load
+        from diffurefill.runtime import default_device, writing_dtype
+
+        return load(self.model, self.weights, writing_dtype(default_device(), self.dtype))
 
     def views(self) -> Any:
         """Where to show it; UserError where that could not be written."""
@@ -154,10 +165,8 @@ class Generate(_Writing):
     """A text ends before this; give it several times for several."""
 
     def run(self) -> int:
-        from diffurefill.fleet.loading import load
-
         views, prompts = self.views(), self.prompt or ("",)
-        model = load(self.model, self.weights)
+        model = self.load()
         texts = model.write(
             prompts,
             self.num_tokens,
@@ -179,9 +188,7 @@ class Infill(_Writing):
     """The text, with [MASK*12] where 12 tokens are to be filled; any number of gaps."""
 
     def run(self) -> int:
-        from diffurefill.fleet.loading import load
-
         views = self.views()
-        model = load(self.model, self.weights)
+        model = self.load()
         self.tell((self.text,), model.write_gaps(self.text, **self.wishes(views)), model.tokenizer)
         return 0

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from diffurefill.commands.common import progress, say
+from diffurefill.commands.common import progress, provenance_as_typed, say
 from diffurefill.config import RunConfig, UserError, load_file, load_preset
 
 
@@ -30,7 +30,7 @@ class Pick:
         import json
 
         picked = _pick(self.store, self.last, self.probe, self.facts)
-        record = {**picked.to_json(), **_provenance()}
+        record = {**picked.to_json(), **provenance_as_typed()}
         self.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         say(f"all figures in {self.out}; `export --weights best --picked {self.out}` uses them")
         return 0
@@ -141,7 +141,7 @@ class Export:
                 raise UserError("--picked goes with --weights best")
             return self.weights, {}
         if self.picked is None:
-            record = {**_pick(self.model).to_json(), **_provenance()}
+            record = {**_pick(self.model).to_json(), **provenance_as_typed()}
         else:
             from diffurefill.fleet.exported import read_json_object
 
@@ -255,11 +255,3 @@ def _require_of_now(record: dict[str, Any], model: str, cache: Path, path: Path)
             f"{path} picked at generation {record['generation']}, the run is at {state.gen}: pick "
             "again, or leave out --picked"
         )
-
-
-def _provenance() -> dict[str, Any]:
-    import sys
-
-    from diffurefill.runtime import provenance
-
-    return provenance(" ".join(["diffurefill", *sys.argv[1:]]))

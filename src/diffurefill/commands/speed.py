@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from diffurefill.commands.common import progress, say
+from diffurefill.commands.common import progress, provenance_as_typed, say
 from diffurefill.config import DecodeConfig, RunConfig, UserError
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class BenchSpeed:
     """A given AR model beside ours: on the hub, in a folder, a .gguf file, or `smollm2`."""
     device: str | None = None
     """cpu, cuda, cuda:1 ...; the one that decoding takes by default."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Of everyone's weights. auto: as generate takes it, float32 on a CPU, half of it on a GPU."""
     repeats: int = 5
     warmups: int = 2
     seconds: float = 60.0
@@ -54,7 +56,7 @@ class BenchSpeed:
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
-        from diffurefill.runtime import default_device, provenance, require_device, set_threads
+        from diffurefill.runtime import default_device, require_device, set_threads
 
         if min(self.num_tokens, self.repeats, *self.batches, 1) < 1 or self.warmups < 0:
             raise UserError("--num-tokens, --repeats and --batches must be at least 1")
@@ -63,7 +65,7 @@ class BenchSpeed:
         figures = bench_speed(self, device)
         progress("")
         if self.out is not None:
-            record = {**figures, **provenance(f"diffurefill bench speed --preset {self.preset}")}
+            record = {**figures, **provenance_as_typed()}
             self.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         if self.json:
             say(json.dumps(figures))
@@ -81,26 +83,28 @@ def bench_speed(options: BenchSpeed, device: torch.device) -> dict[str, Any]:
     """The figures of every batch size, each contender's over the same-size AR `generate()`."""
     import torch
 
-    from diffurefill.evaluate.speed import dtype_on, time_in_turn
+    from diffurefill.evaluate.speed import time_in_turn
     from diffurefill.model.denoiser import num_parameters
+    from diffurefill.runtime import writing_dtype
 
     has_hf = _has_transformers()
     if options.hf is not None and not has_hf:
         raise UserError("--hf needs transformers: pip install 'diffurefill[hf]'")
     batches = options.batches or ((1, 32) if device.type == "cuda" else (1,))
+    dtype = writing_dtype(device, options.dtype)
     found: dict[str, Any] = {
         "preset": options.preset,
         "parameters": num_parameters(options.settings.model),
         "num_tokens": options.num_tokens,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "precision": str(dtype_on(device)).removeprefix("torch."),
+        "precision": str(dtype).removeprefix("torch."),
         "without_transformers": not has_hf,
         "batches": {},
     }
-    given = None if options.hf is None else _given_model(options.hf, device)
+    given = None if options.hf is None else _given_model(options.hf, device, dtype)
     for num_rows in batches:
-        contenders, bare_of = _contenders(options, device, num_rows, has_hf, given)
+        contenders, bare_of = _contenders(options, device, dtype, num_rows, has_hf, given)
         times = time_in_turn(
             contenders,
             device,
@@ -114,7 +118,12 @@ def bench_speed(options: BenchSpeed, device: torch.device) -> dict[str, Any]:
 
 
 def _contenders(
-    options: BenchSpeed, device: torch.device, num_rows: int, has_hf: bool, given: Any
+    options: BenchSpeed,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_rows: int,
+    has_hf: bool,
+    given: Any,
 ) -> tuple[list[Contender], dict[str, str]]:
     """Everyone of one batch size; and, for our decoders, who makes their passes alone."""
     from dataclasses import replace
@@ -122,8 +131,8 @@ def _contenders(
     from diffurefill.evaluate import speed
 
     model, n = options.settings.model, options.num_tokens
-    denoiser = speed.random_model(replace(model, causal=False), device)
-    twin = speed.random_model(replace(model, causal=True), device)
+    denoiser = speed.random_model(replace(model, causal=False), device, dtype)
+    twin = speed.random_model(replace(model, causal=True), device, dtype)
     canvas = speed.random_canvas(model.vocab_size, num_rows, n, device)
     contenders: list[Contender] = []
     bare_of: dict[str, str] = {}
@@ -138,7 +147,7 @@ def _contenders(
         bare_of[ours.name] = bare.name
     contenders.append(speed.by_twin("AR, our twin", twin, canvas))
     if has_hf:
-        same = speed.llama_like(model, speed.PROMPT_TOKENS + n, device)
+        same = speed.llama_like(model, speed.PROMPT_TOKENS + n, device, dtype)
         contenders.append(speed.by_transformers(HF_SAME, same, num_rows, n))
     if options.hf is not None:
         name = f"AR, {Path(options.hf).name}"
@@ -146,11 +155,10 @@ def _contenders(
     return contenders, bare_of
 
 
-def _given_model(where: str, device: torch.device) -> Any:
+def _given_model(where: str, device: torch.device, dtype: torch.dtype) -> Any:
     from diffurefill.evaluate.judge import load_causal_lm
-    from diffurefill.evaluate.speed import dtype_on
 
-    model, _ = load_causal_lm(where, dtype_on(device), what="--hf")
+    model, _ = load_causal_lm(where, dtype, what="--hf")
     model.generation_config.eos_token_id = None
     return model.to(device).eval()
 

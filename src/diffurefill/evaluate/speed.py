@@ -80,15 +80,11 @@ def specials(vocab_size: int) -> Specials:
     return Specials(BOS, EOS, MASK, PAD, emittable)
 
 
-def random_model(config: ModelConfig, device: torch.device) -> Denoiser:
-    """In eval mode; float32 on CPU, bfloat16 on a GPU."""
+def random_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Denoiser:
+    """In eval mode."""
     model = Denoiser(config)
     model.init_weights(torch.Generator().manual_seed(0))
-    return model.to(device, dtype_on(device)).eval()
-
-
-def dtype_on(device: torch.device) -> torch.dtype:
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return model.to(device, dtype).eval()
 
 
 def random_canvas(vocab_size: int, num_rows: int, num_tokens: int, device: torch.device) -> Canvas:
@@ -152,7 +148,9 @@ def by_transformers(name: str, model: Any, num_rows: int, num_tokens: int) -> Co
     return Contender(name, run, num_rows * num_tokens)
 
 
-def llama_like(config: ModelConfig, max_tokens: int, device: torch.device) -> Any:
+def llama_like(
+    config: ModelConfig, max_tokens: int, device: torch.device, dtype: torch.dtype
+) -> Any:
     """A LlamaForCausalLM of the same width, depth, heads, feed-forward and tied vocabulary, with
     random weights."""
     import transformers  # pyrefly: ignore[missing-import]
@@ -174,7 +172,7 @@ def llama_like(config: ModelConfig, max_tokens: int, device: torch.device) -> An
                 eos_token_id=None,
             )
         )
-    return model.to(device, dtype_on(device)).eval()
+    return model.to(device, dtype).eval()
 
 
 def time_in_turn(

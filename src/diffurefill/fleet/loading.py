@@ -266,21 +266,24 @@ def _counted(num_samples: int) -> int:
     return num_samples
 
 
-def load(where: str, weights: str | None = None) -> LoadedModel:
+def load(where: str, weights: str | None = None, dtype: torch.dtype | None = None) -> LoadedModel:
     """The model at `where`: a run's store, a folder of `train`, an exported folder or hub id.
 
     `weights` (ema, global, swa, last-3 ...) chooses among a run's; None takes its newest EMA.
+    dtype: what they are cast to; None keeps float32, as to measure with.
     Raises UserError where there is no model, or not these weights.
     """
     with tempfile.TemporaryDirectory() as cache:
-        return build(find(where, weights, Path(cache)))
+        return build(find(where, weights, Path(cache)), dtype=dtype)
 
 
 def load_from_run(run: Run, weights: str | None) -> LoadedModel:
     return build(found_in_run(run, weights))
 
 
-def build(found: Found, device: torch.device | None = None) -> LoadedModel:
+def build(
+    found: Found, device: torch.device | None = None, dtype: torch.dtype | None = None
+) -> LoadedModel:
     """The model of files that were found; UserError where they do not belong together."""
     config, tokenizer = found.config.model, found.tokenizer
     tokenizer.require_fits(config.vocab_size)
@@ -294,6 +297,6 @@ def build(found: Found, device: torch.device | None = None) -> LoadedModel:
         ) from None
     denoiser = Denoiser(config)
     denoiser.load_state_dict(load_weights(found.weights))
-    denoiser = denoiser.to(device or default_device()).eval()
+    denoiser = denoiser.to(device or default_device(), dtype).eval()
     probes = {} if found.probe is None else load_probes(found.probe, tokenizer.vocabulary_digest)
     return LoadedModel(found.name, denoiser, tokenizer, found.config, probes)
