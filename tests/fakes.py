@@ -13,6 +13,11 @@ from torch import Tensor, nn
 BOS, EOS, MASK, PAD = 0, 1, 2, 3
 
 
+def selected(logits: Tensor, at: Tensor) -> Tensor:
+    """(N, V) of logits (B, T, V): at the True positions of `at` (B, T), or at its indices (N,)."""
+    return logits[at] if at.dtype == torch.bool else logits.flatten(0, 1)[at]
+
+
 class TinyDenoiser(nn.Module, ABC):
     """Counts its calls and selects `at`; a subclass says what the logits (B, T, V) are."""
 
@@ -28,7 +33,7 @@ class TinyDenoiser(nn.Module, ABC):
         if doc_ids is None:
             doc_ids = torch.zeros_like(canvas, dtype=torch.int32)
         logits = self.logits(canvas, doc_ids)
-        return logits if at is None else logits[at]
+        return logits if at is None else selected(logits, at)
 
     @abstractmethod
     def logits(self, canvas: Tensor, doc_ids: Tensor) -> Tensor:

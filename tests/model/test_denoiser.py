@@ -139,6 +139,14 @@ def test_at_gathers_the_full_logits_in_row_major_order():
     assert full.shape == (3, 11, 97)
 
 
+def test_at_may_be_indices_in_any_order_and_more_than_once():
+    model = build(scale=4.0)
+    canvas = random_canvas(3, 11)
+    at = torch.tensor([30, 4, 4, 17])
+    expected = model(canvas).flatten(0, 1)[at]
+    torch.testing.assert_close(model(canvas, at=at), expected, atol=1e-5, rtol=1e-5)
+
+
 def test_at_nowhere_gives_no_logits_and_zero_gradients():
     model = build()
     logits = model(random_canvas(2, 5), at=torch.zeros(2, 5, dtype=torch.bool))

@@ -84,16 +84,17 @@ class Denoiser(nn.Module):
         at: Tensor | None = None,
         cache: KVCache | None = None,
     ) -> Tensor:
-        """Logits (B, T, V) of `canvas` (B, T), or (N, V) at the True positions of `at`, row-major.
+        """Logits (B, T, V) of `canvas` (B, T), or (N, V) at the positions that `at` selects.
 
         doc_ids: (B, T), -1 on PAD, on the CPU or where the canvas is; None when each row is one
         document.
-        at: (B, T) bool, on any device. The head is a large share of the work: name the positions
-        that matter.
+        at: (B, T) bool, on any device: the True positions, row-major. Or (N,) int64, indices into
+        the B * T positions, where the canvas is: nobody then waits for a GPU to count them. The
+        head is a large share of the work: name the positions that matter.
         cache: the past of a causal model, which `canvas` continues; it takes these tokens in.
         """
-        wanted = None  # (N,) of B * T
-        if at is not None:
+        wanted = at  # (N,) of B * T
+        if at is not None and at.dtype == torch.bool:
             # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
             wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
         return F.linear(self.hidden(canvas, doc_ids, wanted, cache), self.embedding.weight)
