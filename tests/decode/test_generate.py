@@ -322,6 +322,22 @@ def test_a_denoiser_of_another_vocabulary_is_refused():
         generate(BigramDenoiser(30), of_length(5), CARD, specials(), seeds=[0])
 
 
+@pytest.mark.parametrize(
+    ("stages", "calls"),
+    [
+        (CARD, 20),
+        ((Stage(num_passes=0, quota="threshold", bound=0.3, temperature=(0.5, 0.5)), REFILL), 1),
+        ((Stage(num_passes=0, tokens_per_pass=8, commit_gap=2, temperature=(0.0, 0.0)),), 3),
+    ],
+)
+def test_logits_that_are_not_finite_are_refused_at_the_next_question(stages, calls):
+    """Along a schedule that is the block's end."""
+    denoiser = TableDenoiser(torch.full((64, V), torch.nan))
+    with pytest.raises(UserError, match="not finite: use other weights"):
+        generate(denoiser, of_length(20), stages, specials(), seeds=[0], block_length=20)
+    assert denoiser.num_calls == calls
+
+
 def test_nothing_emittable_is_refused():
     nothing = Specials(0, EOS, 2, 3, torch.zeros(V, dtype=torch.bool))
     with pytest.raises(UserError, match="no id may be written"):

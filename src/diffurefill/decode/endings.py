@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffurefill.decode.canvas import Canvas, Specials
@@ -37,7 +38,7 @@ class Endings:
     at_eos: bool
     stop: Stop | None
 
-    def ended(self, ids: Tensor) -> Tensor:
+    def ended(self, ids: Tensor) -> NDArray[np.bool_]:
         """(B,) bool: rows whose text, from its last given id to the first MASK, is over."""
         over = []
         for row, fillable in zip(ids.tolist(), self.canvas.fillable.tolist(), strict=True):
@@ -50,7 +51,7 @@ class Endings:
             before = self.specials.mask_id not in row[:start]
             eos = self.at_eos and self.specials.eos_id in text
             over.append(before and bool(text) and (eos or bool(self.stop and self.stop(text))))
-        return torch.tensor(over, device=ids.device)
+        return np.array(over, dtype=np.bool_)
 
 
 @dataclass(eq=False)

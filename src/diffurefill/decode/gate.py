@@ -12,7 +12,8 @@ from torch import Tensor
 from diffurefill.config import Stage, UserError
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.generate import generate
-from diffurefill.decode.passes import Denoiser, Run, regrouped
+from diffurefill.decode.passes import regrouped
+from diffurefill.decode.run import Denoiser, Run
 
 GROUPS = 5
 NATS = 0.05

@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffurefill.config import DecodeConfig, Stage, UserError
 from diffurefill.decode import stages as schedule
 from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.counts import Counts, tell
+from diffurefill.decode.draws import State
 from diffurefill.decode.endings import Endings, Stop, Streamer, Streaming
-from diffurefill.decode.passes import At, Denoiser, Run, State, draft_pass, refill_pass
+from diffurefill.decode.passes import Region, draft_pass, refill_pass
 from diffurefill.decode.record import Generation, Pass
+from diffurefill.decode.run import At, Denoiser, Run
 
 __all__ = ["Denoiser", "Generation", "Pass", "cut_at_eos", "generate"]
 
@@ -46,8 +51,8 @@ def generate(
     that; what it still masks becomes EOS, of confidence 0. Asked after each block, and after each
     pass where nothing is refilled later. Cut the text yourself (`cut_at_eos`).
 
-    Raises UserError for a canvas, seeds, stages or wishes that do not fit together, and for logits
-    that are not finite.
+    Raises UserError for a canvas, seeds, stages or wishes that do not fit together, and, at the end
+    of a block at the latest, for logits that are not finite.
     """
     config = DecodeConfig(stages=tuple(stages), block_length=block_length)
     _check(canvas, specials, len(seeds), min_tokens, streamer)
@@ -60,7 +65,7 @@ def generate(
     with torch.inference_mode():
         if streaming is not None:
             streaming.given()
-        for block, region in enumerate(_blocks(canvas, block_length)):
+        for block, region in enumerate(_blocks(run, block_length)):
             for record in loop.passes(block, region):
                 if keep_trajectory:
                     trajectory.append(record)
@@ -69,7 +74,7 @@ def generate(
                 if streaming is not None:
                     streaming.drafted(record.ids)
             if streaming is not None:
-                streaming.settled(loop.state.ids, region)
+                streaming.settled(loop.state.ids, region.at)
         if streaming is not None:
             streaming.streamer.end()
     return Generation(
@@ -88,18 +93,20 @@ class _Loop:
     def __init__(self, run: Run, config: DecodeConfig, endings: Endings | None) -> None:
         self.run, self.config, self.endings = run, config, endings
         ids = run.canvas.ids
-        self.state = State.start(ids, torch.zeros(ids.shape, device=ids.device))
-        self.over = ids.new_zeros(len(ids), dtype=torch.bool)
+        confidence = torch.zeros(ids.shape, device=ids.device)
+        self.state = State.start(ids, confidence, Counts.exactly(run.num_fillable))
+        self.over: NDArray[np.bool_] = np.zeros(len(ids), dtype=np.bool_)
         self.row_passes = ids.new_zeros(len(ids))
 
-    def passes(self, block: int, region: Tensor) -> Iterator[Pass]:
-        """Every pass over `region` (B, T), as it ends; `state` is then up to date."""
+    def passes(self, block: int, region: Region) -> Iterator[Pass]:
+        """Every pass over `region`, as it ends; `state` is then up to date."""
         final = len(self.config.stages) - 1
+        masked = Counts.exactly(region.sizes)
         for s, stage in enumerate(self.config.stages):
-            self.state = State.start(self.state.ids, self.state.confidence)
+            self.state = State.start(self.state.ids, self.state.confidence, masked)
             one_pass = refill_pass if stage.refills else draft_pass
             for k in schedule.pass_indices(stage):
-                at, alive = At(s, k, block), region & ~self.over[:, None]
+                at, alive = At(s, k, block), region.without(self.over)
                 found = one_pass(self.run, stage, at, alive, self.state)
                 if found is None:
                     break
@@ -108,13 +115,16 @@ class _Loop:
                 if s == final and not stage.refills:
                     record = replace(record, ids=self._end_rows())
                 yield record
+            masked = self.state.masked
+        self.run.check_finite()
         self._end_rows()
 
     def _end_rows(self) -> Tensor:
         """Fill the rest of the rows that are over; the ids as they now stand."""
         if self.endings is not None:
             self.over = self.over | self.endings.ended(self.state.ids)
-            masked = (self.state.ids == self.run.specials.mask_id) & self.over[:, None]
+            rows = tell(self.over, self.state.ids.device)[:, None]
+            masked = (self.state.ids == self.run.specials.mask_id) & rows
             ids = self.state.ids.masked_fill(masked, self.run.specials.eos_id)
             self.state = replace(self.state, ids=ids)
         return self.state.ids
@@ -126,13 +136,18 @@ def cut_at_eos(ids: Sequence[int], eos_id: int, start: int = 0) -> list[int]:
     return ids[: ids.index(eos_id, start)] if eos_id in ids[start:] else ids
 
 
-def _blocks(canvas: Canvas, block_length: int) -> list[Tensor]:
-    """The fillable positions (B, T) of each block; a shorter row has none in the last ones."""
+def _blocks(run: Run, block_length: int) -> list[Region]:
+    """The fillable positions of each block; a shorter row has none in the last ones."""
+    fillable, n = run.canvas.fillable, run.num_fillable
     if block_length == 0:
-        return [canvas.fillable]
-    place = canvas.fillable.cumsum(dim=1) - 1
-    num_blocks = -(-int(canvas.num_fillable.max()) // block_length)
-    return [canvas.fillable & (place // block_length == j) for j in range(num_blocks)]
+        return [Region(fillable, n)]
+    place = fillable.cumsum(dim=1) - 1
+    return [
+        Region(
+            fillable & (place // block_length == j), (n - j * block_length).clip(0, block_length)
+        )
+        for j in range(-(-int(n.max()) // block_length))
+    ]
 
 
 def _too_early(canvas: Canvas, min_tokens: int) -> Tensor | None:

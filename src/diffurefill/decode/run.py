@@ -1,0 +1,136 @@
+"""What all passes of one run share: the denoiser and what it cost, the canvas, random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from diffurefill.config import UserError
+from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.counts import Numbers, tell
+from diffurefill.decode.sampling import Rules
+from diffurefill.decode.slots import Slots
+from diffurefill.model.cached import RowCache, shadow_logits
+from diffurefill.runtime import philox
+
+
+class Denoiser(Protocol):
+    """What decoding asks of a model: logits (N, V) at the positions `at` (N,) of the B * T."""
+
+    def __call__(
+        self, canvas: Tensor, doc_ids: Tensor | None = None, at: Tensor | None = None
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the plan a pass stands."""
+
+    stage: int
+    index: int
+    block: int = 0
+
+
+@dataclass(eq=False)
+class Run:
+    """What stays the same through all passes, and what they cost."""
+
+    denoiser: Denoiser
+    canvas: Canvas
+    specials: Specials
+    seeds: list[int]
+    forbidden: Tensor
+    """(F,) int64: ids that are never written."""
+    no_eos: Tensor | None = None
+    """(B, T) bool: where EOS is forbidden too."""
+    num_forward_passes: int = 0
+    num_positions: int = 0
+    cache: RowCache | None = None
+    """Keys and values of the stage's last passes, where it keeps them."""
+    num_fillable: Numbers = field(init=False)
+    lengths: Numbers = field(init=False)
+    """Of each row without the padding on its right."""
+
+    def __post_init__(self) -> None:
+        doc_ids = self.canvas.doc_ids
+        self.all_finite = torch.ones((), dtype=torch.bool, device=doc_ids.device)
+        number = torch.arange(1, doc_ids.shape[1] + 1, device=doc_ids.device)
+        lengths = ((doc_ids >= 0) * number).amax(dim=1)
+        self.num_fillable, self.lengths = self.ask(torch.stack([self.canvas.num_fillable, lengths]))
+
+    def ask(self, numbers: Tensor) -> Numbers:
+        """The content of `numbers` (int64), for which a GPU is waited for: all questions that the
+        passes put to it in so many words. Raises UserError if a pass before was not finite."""
+        answer = torch.cat([numbers.flatten(), self.all_finite.long()[None]]).cpu().numpy()
+        if not answer[-1]:
+            raise UserError("the denoiser gave logits that are not finite: use other weights")
+        return answer[:-1].reshape(numbers.shape)
+
+    def note(self, confidence: Tensor) -> None:
+        """Remember whether all is finite, until somebody asks."""
+        self.all_finite = self.all_finite & confidence.isfinite().all()
+
+    def check_finite(self) -> None:
+        """Raises UserError if a pass was not."""
+        self.ask(self.all_finite.new_zeros(0, dtype=torch.int64))
+
+    def uniforms(self, use: str, at: At) -> Tensor:
+        """(B, T) float64 in [0, 1). A longer row only draws further: padding changes nothing."""
+        T = self.canvas.ids.shape[1]
+        block = ("block", at.block) if at.block else ()
+        rows = [philox(seed, use, at.stage, at.index, *block).random(T) for seed in self.seeds]
+        return tell(np.stack(rows), self.canvas.ids.device)
+
+    def logits(self, seen: Tensor, slots: Slots) -> Tensor:
+        """The denoiser's logits (N, V) at `slots`, N > 0.
+
+        seen: (B, T), or whole batches of that one below the other. Rows without an open position
+        are left out of the call, and columns that only they reach.
+        """
+        (B, T), at = seen.shape, slots.of
+        copies = B // len(self.canvas.doc_ids)
+        doc_ids = self.canvas.doc_ids.repeat(copies, 1)
+        has_open = slots.counts.high > 0
+        if not has_open.all():
+            width = int(np.tile(self.lengths, copies)[has_open].max())
+            rows = tell(has_open.nonzero()[0], seen.device)
+            row_among_these = tell(has_open.cumsum() - 1, seen.device)
+            at = row_among_these[at // T] * width + at % T
+            seen, doc_ids = seen[rows, :width], doc_ids[rows, :width]
+        return self._counted(self.denoiser(seen, doc_ids, at), seen.numel())
+
+    def rules_at(self, slots: Slots, copies: int = 1) -> tuple[Rules, Tensor | None]:
+        """What may be written at slots of (copies * B, T): for `log_p_of`."""
+        no_eos = None if self.no_eos is None else slots.read(self.no_eos.repeat(copies, 1))
+        return Rules(self.forbidden, self.specials.eos_id), no_eos
+
+    def kept_logits(self, seen: Tensor, open_: Tensor, *, full: bool) -> Tensor:
+        """Logits (N, V) at the True positions of open_ (B, T), row-major, with keys and values of
+        the passes before for what has not changed. Asks the device."""
+        if self.cache is None or full:
+            self.cache = RowCache(self.denoiser)
+        return self._counted(*self.cache.logits(seen, self.canvas.doc_ids, open_, full=full))
+
+    def shadow_logits(
+        self, seen: Tensor, open_: Tensor, judged: Tensor, num_judged: int
+    ) -> tuple[Tensor, Tensor]:
+        """Logits at the open positions, and of the shadows of the `judged` ones; all (B, T). Asks
+        the device."""
+        logits, shadows = shadow_logits(
+            self.denoiser, seen, self.canvas.doc_ids, open_, judged, self.specials.mask_id
+        )
+        return self._counted(logits, seen.numel() + num_judged), shadows
+
+    def _counted(self, logits: Tensor, num_positions: int) -> Tensor:
+        self.num_forward_passes += 1
+        self.num_positions += num_positions
+        if logits.shape[1] != self.specials.vocab_size:
+            raise UserError(
+                f"the denoiser knows {logits.shape[1]} ids, the tokenizer "
+                f"{self.specials.vocab_size}: use the tokenizer this model was trained with"
+            )
+        return logits
