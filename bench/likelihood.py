@@ -1,4 +1,5 @@
-"""The chain rule's cost: each distinct row once and without padding, beside a padded row per token.
+"""The chain rule's cost: each distinct row once and without padding, beside a padded row per token;
+and the two-stream screen beside the chain rule.
 
     python bench/likelihood.py [--quick]
 
@@ -14,6 +15,11 @@ token). `forward_token_ratio` and `time_ratio` are plain over ours, over all req
 CPU seconds, medians of interleaved repeats (full: 3; --quick: 1). `forward_token_ratio_full_rows`
 is what padding every row to 2,048 tokens, as one published scorer can, would cost over ours: it is
 counted, not run. `max_abs_difference` is the largest difference of two scores, in nats.
+
+`screen` (_screen.py): items of text and a small model trained for it (full: 600 steps, some three
+minutes; --quick: 4 steps). `forward_token_ratio` and `time_ratio` are ours over the screen with one
+item in five scored again, `same_best` the share of items of which both find the same choice best;
+`_alone` the same with none scored again.
 """
 
 from __future__ import annotations
@@ -27,6 +33,7 @@ import numpy as np
 import torch
 
 from _common import report
+from _screen import screen_figures
 from diffurefill.config import ModelConfig
 from diffurefill.decode.canvas import Specials
 from diffurefill.evaluate.likelihood.passes import Cost
@@ -61,6 +68,7 @@ def main() -> None:
             name: {**ratios(one), "max_abs_difference": one["max_abs_difference"]}
             for name, one in each.items()
         },
+        "screen": screen_figures(quick=quick),
         "tokens": {key: total[key] for key in ("plain_tokens", "our_tokens", "full_row_tokens")},
     }
     report("likelihood", figures, quick=quick)

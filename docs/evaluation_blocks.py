@@ -25,7 +25,27 @@ def likelihood_block(facts: dict[str, Any]) -> str:
         f"`{facts['command']}` (results/likelihood.json), a padded row per token over ours; the "
         f"scores differ by {facts['max_abs_difference']:.1e} nats at most:"
     )
-    return "\n".join([fill(intro, WIDTH), "", *lines])
+    screen = facts.get("screen")
+    return "\n".join([fill(intro, WIDTH), "", *lines, *(_screen(screen) if screen else [])])
+
+
+def _screen(screen: dict[str, Any]) -> list[str]:
+    model, items = screen["model"], next(iter(screen["shapes"].values()))["items"]
+    intro = (
+        f"The chain rule over the screen, on {items} items of held-out text each, with a model of "
+        f"{model['parameters'] / 1e6:.1f}M parameters and {model['layers']} layers trained for "
+        f"{model['steps']:,} steps; in brackets the screen alone, with no item scored again:"
+    )
+    lines = ["| items | forward tokens | CPU time | same best choice | nats a token off, alone |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    lines += [
+        f"| {name} | {one['forward_token_ratio']:.2f} ({one['forward_token_ratio_alone']:.2f}) | "
+        f"{one['time_ratio']:.2f} ({one['time_ratio_alone']:.2f}) | "
+        f"{100 * one['same_best']:.1f}% ({100 * one['same_best_alone']:.1f}%) | "
+        f"{one['difference_a_token']:.3f} |"
+        for name, one in screen["shapes"].items()
+    ]
+    return ["", fill(intro, WIDTH), "", *lines]
 
 
 def evaluate_block(facts: dict[str, Any]) -> str:

@@ -66,6 +66,32 @@ def test_every_scorer_runs_and_says_which_it_was(folder: Path) -> None:
     assert len({json.dumps(report["tasks"]["lambada_openai"]) for report in reports.values()}) == 3
 
 
+def test_a_screen_marks_what_is_approximate_in_the_results(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = folder / "screened.json"
+    command = ["evaluate", str(folder / "model"), "--data-dir", str(folder), "--out", str(out)]
+    assert main([*command, "--screen", "two_stream", "--rescore", "0.5"]) == 0
+    shown = capsys.readouterr().out
+    record = json.loads(out.read_text())
+    (model,) = record["models"]
+    assert model["scored_by"] == "chain, two_stream screen"
+    assert (model["scorer"]["screen"], model["scorer"]["rescore"]) == ("two_stream", 0.5)
+    assert "--screen two_stream --rescore 0.5" in record["command"]
+    for name, result in model["tasks"].items():
+        flags, scores = result["items"]["approximate"], result["items"]["log_likelihoods"]
+        assert [len(item) for item in flags] == [len(item) for item in scores], name
+        assert result["num_approximate"] == sum(map(sum, flags))
+        assert result["num_log_likelihoods"] == sum(map(len, scores))
+        # Half of six items; those with an answer that is too long for a row are exact as well.
+        assert sum(any(item) for item in flags) <= 3
+    tasks = model["tasks"]
+    assert tasks["piqa"]["num_approximate"] > 0
+    assert tasks["lambada_openai"]["num_approximate"] == 0, "it has one choice: nothing to rank"
+    total = sum(result["num_approximate"] for result in tasks.values())
+    assert f"{total} of {6 * (6 * 4 + 2 * 2 + 1)} log-likelihoods" in shown
+
+
 def expect_mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(list(arguments)) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
@@ -82,6 +108,10 @@ def test_what_cannot_be_evaluated_is_said_in_a_line(
     assert "arc_easy" in expect_mistake(capsys, "evaluate", model, *here, "--tasks", "arc")
     assert "put it there" in expect_mistake(capsys, "evaluate", model, "--data-dir", str(tmp_path))
     assert "--limit" in expect_mistake(capsys, "evaluate", model, *here, "--limit", "0")
+    screen = ["--screen", "two_stream"]
+    assert "between 0 and 1" in expect_mistake(capsys, "evaluate", model, *here, "--rescore", "2")
+    said = expect_mistake(capsys, "evaluate", model, *here, *screen, "--scorer", "elbo")
+    assert "plain chain rule" in said
     sciq = ["--tasks", "sciq", *here]
     said = expect_mistake(capsys, "evaluate", model, *sciq, "--max-length", "999")
     assert "rows of 32 tokens" in said

@@ -48,6 +48,10 @@ class Evaluate:
     """Masks of an elbo estimate."""
     guidance: float = 0.0
     """Unsupervised classifier-free guidance."""
+    screen: Literal["two_stream"] | None = None
+    """two_stream: score by one approximate pass, and by the chain only where choices are close."""
+    rescore: float = 0.2
+    """Share of a screened task's items, the closest ones, that the chain scores."""
     weights: str | None = None
     """Of a run: ema, global, swa, last-3 ...; its newest EMA by default."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -153,6 +157,8 @@ def _scorer(options: Evaluate, *, check_greedy: bool) -> Scorer:
         guidance=options.guidance,
         seed=options.seed,
         check_greedy=check_greedy,
+        screen=options.screen,
+        rescore=options.rescore,
     )
 
 
@@ -183,6 +189,16 @@ def notes(record: dict[str, Any]) -> list[str]:
                 f"{model['name']}: {cost['rows_read']:,} rows of {cost['rows_asked']:,} asked for, "
                 f"{cost['forward_tokens']:,} tokens in {cost['num_forward_passes']:,} passes; "
                 f"{model['num_truncated']} contexts cut, {model['num_too_long']} too long."
+            )
+        screened = [task for task in model["tasks"].values() if "num_approximate" in task]
+        if screened:
+            rough, all_of_them = (
+                sum(task[key] for task in screened)
+                for key in ("num_approximate", "num_log_likelihoods")
+            )
+            lines.append(
+                f"{model['name']}: {rough:,} of {all_of_them:,} log-likelihoods are a screen's, "
+                "approximate; --out marks them."
             )
     return lines
 

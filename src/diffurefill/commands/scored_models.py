@@ -58,7 +58,7 @@ def open_lm(name: str, scorer: Scorer, how: Reading) -> tuple[Any, dict[str, Any
         "weights": "untrained" if name.startswith(RANDOM) else without_folders(model.name),
         "weights_sha256": weights_digest(model.denoiser),
         "parameters": sum(p.numel() for p in model.denoiser.parameters()),
-        "scored_by": "autoregressive" if scoring.causal else scorer.method,
+        "scored_by": "autoregressive" if scoring.causal else scorer.name,
         "scorer": None if scoring.causal else scorer.to_json(),
         "max_tokens": scoring.max_tokens,
         "dtype": str(scoring.dtype or torch.float32).removeprefix("torch."),

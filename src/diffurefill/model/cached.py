@@ -1,9 +1,10 @@
-"""A denoiser that looks again at some positions only, and one that judges what stands.
+"""A denoiser that looks again at some positions only, and ones that see what a mask lets them.
 
-Both are approximations, for every position of a bidirectional model depends on every other.
+All are approximations, for every position of a bidirectional model depends on every other.
 `RowCache` keeps each position's keys and values from the last time it was computed. Shadows are
-MASKs beside the text that see all of it but the token they stand for. Shape letters: B rows, T
-positions, n of them computed, D width, H heads, K head dim, V vocabulary.
+MASKs beside the text that see all of it but the token they stand for. `arranged_logits` reads any
+tokens, several at one position if need be. Shape letters: B rows, T positions, n tokens computed,
+D width, H heads, K head dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -94,23 +95,34 @@ def shadow_logits(
     itself = torch.eye(T + n, dtype=torch.bool, device=canvas.device)[:, T:].expand(B, -1, -1)
     mask = torch.cat([sees_text, itself], dim=2)[:, None]
     wanted = torch.cat([at, real], dim=1)
-    x, rotary = _start(model, ids, where, T)
+    logits = arranged_logits(model, ids, where, mask, wanted)
+    is_shadow = wanted.nonzero()[:, 1] >= T
+    return logits[~is_shadow], logits[is_shadow]
+
+
+def arranged_logits(
+    denoiser: object, ids: Tensor, place: Tensor, mask: Tensor, wanted: Tensor
+) -> Tensor:
+    """Logits (N, V) at the True tokens of `wanted` (B, n), row-major.
+
+    Token i of `ids` (B, n) stands at position `place[:, i]` of its text, and sees the tokens that
+    `mask` (B, 1, n, n) names in its line, in every layer.
+    """
+    model = bidirectional(denoiser)
+    x, rotary = _start(model, ids, place, int(place.max()) + 1)
     *blocks, last_block = model.blocks
     segments = Segments(mask, causal=False)
     for block in blocks:
         x = block(x, rotary, segments)
-    x = last_block(x, rotary, segments, wanted.flatten().nonzero().squeeze(1))
-    is_shadow = wanted.nonzero()[:, 1] >= T
-    logits = _head(model, x)
-    return logits[~is_shadow], logits[is_shadow]
+    return _head(model, last_block(x, rotary, segments, wanted.flatten().nonzero().squeeze(1)))
 
 
 def bidirectional(denoiser: object) -> Denoiser:
     """`denoiser`, if it is one whose insides we know."""
     if not isinstance(denoiser, Denoiser) or denoiser.config.causal:
         raise UserError(
-            "shadow confidence and refresh_every need diffurefill's own bidirectional Denoiser: "
-            "use confidence stale or regrouped, and refresh_every 1"
+            "shadow confidence, refresh_every and a two-stream screen need diffurefill's own "
+            "bidirectional Denoiser: use confidence stale or regrouped, refresh_every 1, no screen"
         )
     return denoiser
 

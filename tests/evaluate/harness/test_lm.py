@@ -12,8 +12,10 @@ from diffurefill.config import Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from diffurefill.decode.canvas import Specials
 from diffurefill.decode.generate import generate
-from diffurefill.evaluate.harness.lm import DiffusionLM, cut_at_stops
+from diffurefill.evaluate.harness.lm import DiffusionLM, cut_at_stops, items_of
 from diffurefill.evaluate.likelihood.scorer import Scorer, ScoringModel, score, score_rolling
+from diffurefill.evaluate.likelihood.screen import Item
+from tests.evaluate.likelihood.toys import sharp_transformer
 from tests.fakes import BigramDenoiser, OracleDenoiser
 from tests.tiny import TEXT
 
@@ -58,6 +60,48 @@ def test_a_continuation_that_melts_into_the_context_is_not_certain(tokenizer: To
     lm = build(tokenizer)
     (found,) = lm._loglikelihood_tokens([(("the quic", "k"), tokenizer.encode("the quick"), [])])
     assert found[0] < 0.0
+
+
+def request(task: str | None, doc_id: int | None, *arguments: str) -> SimpleNamespace:
+    return SimpleNamespace(args=arguments, task_name=task, doc_id=doc_id)
+
+
+def test_items_are_the_harness_s_and_compare_as_the_task_reports() -> None:
+    """WinoGrande's choices have different contexts; HellaSwag's count by the character."""
+    found = items_of(
+        [
+            request("winogrande", 0, "The fox", " ran."), request("winogrande", 1, "A", " sat."),
+            request("winogrande", 0, "The dog", " ran."), request("winogrande", 1, "B", " sat."),
+            request("hellaswag", 0, "It", " runs."), request("hellaswag", 0, "It", " sings."),
+            request(None, None, "It", " runs"), request(None, None, "It", " sings"),
+            request("other", 3, "It", " runs"), request("other", 3, "It", " sings"),
+        ]
+    )  # fmt: skip
+    assert found == {
+        ("winogrande", 0): Item((0, 2)), ("winogrande", 1): Item((1, 3)),
+        ("hellaswag", 0): Item((4, 5), (5, 6)), (None, "It"): Item((6, 7)),
+        ("other", 3): Item((8, 9)),
+    }  # fmt: skip
+
+
+def test_a_screen_says_which_choices_of_the_last_task_are_its_own(tokenizer: Tokenizer) -> None:
+    model = sharp_transformer(tokenizer.num_pieces + 2, layers=2)
+    choices = [" brown fox", " lazy dog", " fox"]
+    asked = [request("t", doc, f"the quick {doc}", one) for doc in range(5) for one in choices]
+    exact = build(tokenizer, model)
+    lm = build(tokenizer, model, screen="two_stream", rescore=0.2)
+    scored = lm.loglikelihood(asked)
+    assert lm.approximate is not None
+    assert list(lm.approximate) == [("t", doc) for doc in range(5)]
+    rough = [flag for flags in lm.approximate.values() for flag in flags]
+    by_chain = exact.loglikelihood(asked)
+    assert exact.approximate is None
+    same = [a[0] == pytest.approx(b[0], abs=1e-4) for a, b in zip(scored, by_chain, strict=True)]
+    assert 0 < sum(rough) <= 4 * 3
+    assert all(one or other for one, other in zip(rough, same, strict=True))
+    assert not all(same)
+    lm.loglikelihood(asked[:1])
+    assert lm.approximate == {("t", 0): [False]}
 
 
 def test_rolling_adds_up_windows_by_the_chain_rule(tokenizer: Tokenizer) -> None:

@@ -14,7 +14,13 @@ from diffurefill.evaluate.likelihood import plans
 from diffurefill.evaluate.likelihood.scorer import Scorer, score, score_rolling
 from diffurefill.evaluate.likelihood.texts import lay_out, rolling_windows
 from diffurefill.model.denoiser import Denoiser
-from tests.evaluate.likelihood.toys import V, plain_fixed_order, scoring
+from tests.evaluate.likelihood.toys import (
+    V,
+    plain_fixed_order,
+    scoring,
+    sharp_transformer,
+    some_pairs,
+)
 from tests.fakes import BOS, MASK, BigramDenoiser, TinyDenoiser
 
 WIDE = 24
@@ -22,25 +28,7 @@ WIDE = 24
 
 @pytest.fixture(scope="module")
 def transformer() -> Denoiser:
-    config = ModelConfig(vocab_size=WIDE, width=32, layers=2, heads=2, ffn_width=32)
-    model = Denoiser(config)
-    model.init_weights(torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
-    return model.eval()
-
-
-def some_pairs(rng: np.random.Generator, count: int = 24):
-    """Contexts shared by up to four choices, of several lengths, with common beginnings."""
-    pairs = []
-    while len(pairs) < count:
-        context = rng.integers(4, WIDE, rng.integers(0, 8)).tolist()
-        start = rng.integers(4, WIDE, 2).tolist()
-        for _ in range(4):
-            own = rng.integers(4, WIDE, rng.integers(1, 4)).tolist()
-            pairs.append((context, start + own))
-    return pairs
+    return sharp_transformer(WIDE, layers=2)
 
 
 METHODS = ["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
@@ -49,7 +37,7 @@ METHODS = ["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
 @pytest.mark.parametrize("method", METHODS)
 def test_neither_batch_nor_order_changes_a_score(method, transformer) -> None:
     """The tolerance of the docstring: 1e-5 nats a token in float32."""
-    pairs = some_pairs(np.random.default_rng(0))
+    pairs = some_pairs(np.random.default_rng(0), WIDE)
     scorer = Scorer(method=method, samples=5)
     expected = score(scoring(transformer, WIDE), pairs, scorer).scores
     assert all(-60 < one.log_likelihood < 0 for one in expected)
@@ -67,7 +55,7 @@ def test_neither_batch_nor_order_changes_a_score(method, transformer) -> None:
 
 
 def test_the_transformer_scores_as_a_pass_per_token_does(transformer) -> None:
-    pairs = some_pairs(np.random.default_rng(3), 8)
+    pairs = some_pairs(np.random.default_rng(3), WIDE, 8)
     found = score(scoring(transformer, WIDE), pairs, Scorer()).scores
     with torch.inference_mode():
         for one, (context, tokens) in zip(found, pairs, strict=True):
@@ -76,7 +64,7 @@ def test_the_transformer_scores_as_a_pass_per_token_does(transformer) -> None:
 
 
 def test_windows_of_plans_change_nothing(transformer, monkeypatch) -> None:
-    pairs = some_pairs(np.random.default_rng(4))
+    pairs = some_pairs(np.random.default_rng(4), WIDE)
     expected = score(scoring(transformer, WIDE), pairs, Scorer()).scores
     monkeypatch.setattr(plans, "WINDOW_TOKENS", 50)
     found = score(scoring(transformer, WIDE), pairs, Scorer()).scores
@@ -143,7 +131,7 @@ def test_an_autoregressive_twin_takes_one_row_a_text() -> None:
     twin = Denoiser(config)
     twin.init_weights(torch.Generator().manual_seed(0))
     model = scoring(twin.eval(), WIDE, causal=True)
-    pairs = some_pairs(np.random.default_rng(0), 8)
+    pairs = some_pairs(np.random.default_rng(0), WIDE, 8)
     found = score(model, pairs, Scorer())
     assert found.cost.rows_asked == len(pairs)
     with torch.inference_mode():

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from diffurefill.config import ModelConfig
 from diffurefill.decode.canvas import Specials
 from diffurefill.evaluate.likelihood.scorer import ScoringModel
+from diffurefill.model.denoiser import Denoiser
 from tests.fakes import BOS, EOS, MASK, PAD, TinyDenoiser
 
 TOKENS = (4, 5, 6)
@@ -21,6 +23,29 @@ def scoring(denoiser: object, vocab_size: int = V, max_tokens: int = 64, **more)
     emittable = np.arange(vocab_size) > PAD
     specials = Specials(BOS, EOS, MASK, PAD, emittable)
     return ScoringModel(denoiser, specials, max_tokens, CPU, **more)
+
+
+def sharp_transformer(vocab_size: int, layers: int) -> Denoiser:
+    """Untrained, but of large weights: its tokens look at each other, and it is sure of much."""
+    sizes = {"width": 32, "layers": layers, "heads": 2, "ffn_width": 32}
+    model = Denoiser(ModelConfig(vocab_size=vocab_size, **sizes))
+    model.init_weights(torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(6.0 if parameter.ndim > 1 else 1.0)
+    return model.eval()
+
+
+def some_pairs(rng: np.random.Generator, vocab_size: int, count: int = 24):
+    """Contexts of several lengths, each before four choices with a common beginning."""
+    pairs = []
+    while len(pairs) < count:
+        context = rng.integers(4, vocab_size, rng.integers(0, 8)).tolist()
+        start = rng.integers(4, vocab_size, 2).tolist()
+        for _ in range(4):
+            own = rng.integers(4, vocab_size, rng.integers(1, 4)).tolist()
+            pairs.append((context, start + own))
+    return pairs
 
 
 class JointDenoiser(TinyDenoiser):

@@ -16,6 +16,7 @@ from lm_eval.api.model import TemplateLM  # pyrefly: ignore[missing-import]
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.generate import Generation, cut_at_eos
+from diffurefill.evaluate.harness.tasks import BENCHMARKS
 from diffurefill.evaluate.likelihood.passes import Cost
 from diffurefill.evaluate.likelihood.scorer import (
     Scored,
@@ -24,12 +25,15 @@ from diffurefill.evaluate.likelihood.scorer import (
     score,
     score_rolling,
 )
+from diffurefill.evaluate.likelihood.screen import Item
 
 MAX_NEW_TOKENS = 256
 """MASKs of an answer whose task does not say how many."""
 GENERATE_TOKENS = 1 << 13
 """Tokens of the rows that are written side by side."""
 
+ItemKey = tuple[str | None, int | str]
+"""The harness's name of a task and its number of an item; where it gives none, the context."""
 Fill = Callable[[Canvas, Sequence[int]], Generation]
 """Fills a canvas; one seed per row."""
 
@@ -58,6 +62,10 @@ class DiffusionLM(TemplateLM):
         self._device = model.device
         self.cost = Cost()
         self.num_truncated = self.num_too_long = 0
+        self.items: dict[ItemKey, Item] = {}
+        """Of the requests at hand; empty without a screen."""
+        self.approximate: dict[ItemKey, list[bool]] | None = None if scorer.screen is None else {}
+        """Of each item that came last, which of its choices have a screen's score."""
 
     @property
     def eot_token_id(self) -> int:
@@ -83,14 +91,24 @@ class DiffusionLM(TemplateLM):
     def loglikelihood(
         self, requests: list[Any], disable_tqdm: bool = True
     ) -> list[tuple[float, bool]]:
-        """As the base class does, with progress of our own."""
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        """As the base class does, with progress of our own, and with the items for a screen."""
+        self.items = {} if self.scorer.screen is None else items_of(requests)
+        found = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        self.items = {}
+        return found
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[tuple[float, bool]]:
-        scored = score(self.model, [self._pair(r) for r in requests], self.scorer, self.progress)
+        pairs = [self._pair(request) for request in requests]
+        items = list(self.items.values())
+        scored = score(self.model, pairs, self.scorer, self.progress, items)
         self._add(scored)
+        if self.approximate is not None:
+            self.approximate = {
+                key: [i in scored.approximate for i in item.choices]
+                for key, item in self.items.items()
+            }
         found = [(one.log_likelihood, one.is_greedy) for one in scored.scores]
         for (key, _context, _continuation), one in zip(requests, found, strict=True):
             if key is not None:
@@ -163,6 +181,23 @@ class DiffusionLM(TemplateLM):
         self.cost = self.cost + scored.cost
         self.num_truncated += scored.num_truncated
         self.num_too_long += scored.num_too_long
+
+
+def items_of(requests: Sequence[Any]) -> dict[ItemKey, Item]:
+    """The harness's requests by item. Length-normalised where the task's reported metric is: by
+    the characters of the choice, without the space before it."""
+    places: dict[ItemKey, list[int]] = {}
+    for i, request in enumerate(requests):
+        item = request.args[0] if request.doc_id is None else request.doc_id
+        places.setdefault((request.task_name, item), []).append(i)
+    items = {}
+    for key, choices in places.items():
+        benchmark = BENCHMARKS.get(key[0] or "")
+        lengths = None
+        if benchmark is not None and benchmark.metric == "acc_norm":
+            lengths = tuple(max(1, len(requests[i].args[1].lstrip())) for i in choices)
+        items[key] = Item(tuple(choices), lengths)
+    return items
 
 
 def cut_at_stops(text: str, stops: str | Sequence[str]) -> str:

@@ -30,6 +30,8 @@ def run_tasks(lm: Any, tasks: dict[str, Any], limit: int | None) -> dict[str, An
             raise UserError("the harness gave no results: run it in one process")
         found[name] = task_result(name, task, out, limit)
         found[name]["seconds"] = round(time.monotonic() - started, 1)
+        if getattr(lm, "approximate", None) is not None:
+            _mark_approximate(found[name], [lm.approximate[name, i] for i in range(len(indices))])
         # A task keeps the requests it built, answers and all: the next model starts clean.
         task._instances = None
     return found
@@ -67,6 +69,13 @@ def task_result(name: str, task: Any, out: Any, limit: int | None) -> dict[str, 
         "metrics": metrics,
         "items": items,
     }
+
+
+def _mark_approximate(result: dict[str, Any], flags: list[list[bool]]) -> None:
+    """Say of every log-likelihood in a task's record whether it is a screen's."""
+    result["items"]["approximate"] = [[int(flag) for flag in item] for item in flags]
+    result["num_approximate"] = sum(map(sum, flags))
+    result["num_log_likelihoods"] = sum(map(len, flags))
 
 
 def _number(value: Any) -> float | None:

@@ -98,7 +98,7 @@ class Reader:
         """One reading per row. Raises UserError for logits that are not finite."""
         distinct, of_row = self._distinct(rows)
         found: list[Reading | None] = [None] * len(rows)
-        with torch.inference_mode(), self._autocast():
+        with torch.inference_mode(), self.autocast():
             for batch in self._batches(distinct):
                 for index, reading in self._read_batch(batch, distinct, of_row, rows):
                     found[index] = reading
@@ -166,9 +166,18 @@ class Reader:
             for i in of_row[where]:
                 wanted.append(i)
                 slots.append(start + np.searchsorted(distinct[where].at, rows[i].at))
+        tokens = [rows[i].tokens for i in wanted]
+        yield from zip(wanted, self.judged(logits, slots, tokens), strict=True)
+
+    def judged(
+        self, logits: Tensor, slots: Sequence[NDArray[np.int64]], tokens: Sequence[Ids]
+    ) -> Iterator[Reading]:
+        """Of each row, what `logits` (N, V) at its `slots` (n,) say of its `tokens` (n,).
+
+        Raises UserError for logits that are not finite.
+        """
         slot = torch.from_numpy(np.concatenate(slots)).to(self.device)
-        tokens = np.concatenate([rows[i].tokens for i in wanted]).astype(np.int64)
-        token = torch.from_numpy(tokens).to(self.device)
+        token = torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(self.device)
         log_prob = (logits[slot, token] - logits.logsumexp(dim=1)[slot]).double().cpu().numpy()
         if not np.isfinite(log_prob).all():
             raise UserError("the denoiser gave logits that are not finite: use other weights")
@@ -176,10 +185,9 @@ class Reader:
         sureness = np.zeros(len(log_prob))
         if self.sureness is not None:
             sureness = sureness_of(logits, self.sureness)[slot].double().cpu().numpy()
-        ends = np.cumsum([len(rows[i].at) for i in wanted])[:-1]
+        ends = np.cumsum([len(asked) for asked in tokens])[:-1]
         parts = (np.split(values, ends) for values in (log_prob, is_top, sureness))
-        for i, *values in zip(wanted, *parts, strict=True):
-            yield i, Reading(*values)
+        yield from map(Reading, *parts)
 
     def _logits(self, rows: Sequence[_Distinct]) -> Tensor:
         """Logits (N, V) float32 at all wanted positions of rows of one length, row-major."""
@@ -201,7 +209,7 @@ class Reader:
         self.cost.forward_tokens += canvas.numel()
         return self.denoiser(canvas.to(self.device), None, at).float()
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)

@@ -37,7 +37,7 @@ def fixed_order(
     shows what was written before, and asks about the next `tokens_per_pass` places at once.
     """
     readings = yield ordered_rows(text, order, mask_id, right_masks, tokens_per_pass)
-    return _total(readings)
+    return total(readings)
 
 
 def ordered_rows(
@@ -60,7 +60,7 @@ def autoregressive(text: Text) -> Plan:
     """Exact log-likelihood of a causal model: one row, each token read behind the one before it."""
     at = np.arange(text.first - 1, len(text.ids) - 1)
     readings = yield [Row(text.ids[:-1], at, text.continuation, text.first)]
-    return _total(readings)
+    return total(readings)
 
 
 def surest_first(
@@ -82,7 +82,7 @@ def surest_first(
         canvas = canvas.copy()
         canvas[open_at[best]] = text.ids[open_at[best]]
         open_at = np.delete(open_at, best)
-    return _total(taken)
+    return total(taken)
 
 
 def elbo(
@@ -109,7 +109,7 @@ def elbo(
     greedy_rows = ordered_rows(text, range(n), mask_id, right_masks) if check_greedy else []
     readings = yield rows + greedy_rows
     weighted = [n / len(r.log_prob) * r.log_prob.sum() for r in readings[: len(rows)]]
-    is_greedy = check_greedy and _total(readings[len(rows) :]).is_greedy
+    is_greedy = check_greedy and total(readings[len(rows) :]).is_greedy
     return Score(float(np.mean(weighted)), is_greedy)
 
 
@@ -147,7 +147,7 @@ def _mask_of(places: NDArray[np.int64], n: int) -> NDArray[np.bool_]:
     return mask
 
 
-def _total(readings: Sequence[Reading]) -> Score:
+def total(readings: Sequence[Reading]) -> Score:
     log_likelihood = float(sum(reading.log_prob.sum() for reading in readings))
     return Score(log_likelihood, all(bool(reading.is_top.all()) for reading in readings))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
@@ -14,9 +14,11 @@ from diffurefill.decode.canvas import Specials
 from diffurefill.decode.generate import Denoiser
 from diffurefill.evaluate.likelihood import plans
 from diffurefill.evaluate.likelihood.passes import Cost, Reader, Sureness
+from diffurefill.evaluate.likelihood.screen import Item, screened
 from diffurefill.evaluate.likelihood.texts import Score, Text, lay_out, rolling_windows
 
 Method = Literal["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
+Screen = Literal["two_stream"]
 Pair = tuple[Sequence[int], Sequence[int]]
 """Context, continuation: ids without BOS."""
 
@@ -42,6 +44,10 @@ class Scorer:
     """Of the elbo's masks."""
     check_greedy: bool = True
     """Have the elbo find the greedy flag by the chain rule's rows too."""
+    screen: Screen | None = None
+    """two_stream: score items by one pass a text, an approximation of the chain rule."""
+    rescore: float = 0.2
+    """Share of the screened items, the closest ones, that the chain rule scores all the same."""
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -54,6 +60,17 @@ class Scorer:
             )
         if self.method == "elbo" and self.tokens_per_pass > 1:
             raise UserError("tokens_per_pass is for orders, not for the elbo: leave it out")
+        if self.screen not in (None, *get_args(Screen)) or not 0 <= self.rescore <= 1:
+            raise UserError("a scorer's screen is two_stream or none, its rescore between 0 and 1")
+        if self.screen and (self.method != "chain" or self.tokens_per_pass > 1 or self.guidance):
+            raise UserError(
+                "a screen stands in for the plain chain rule: leave it out, or the scorer, "
+                "tokens_per_pass and guidance"
+            )
+
+    @property
+    def name(self) -> str:
+        return self.method if self.screen is None else f"{self.method}, {self.screen} screen"
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -93,6 +110,8 @@ class Scored:
     """Contexts cut from the left."""
     num_too_long: int
     """Continuations longer than a row: scored -inf, so that they never win."""
+    approximate: frozenset[int] = frozenset()
+    """Places of scores that are a screen's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,12 +134,14 @@ def score(
     pairs: Sequence[Pair],
     scorer: Scorer,
     progress: Callable[[int, int], None] | None = None,
+    items: Sequence[Item] = (),
 ) -> Scored:
     """The log-likelihood of each continuation behind its context.
 
     The scores do not depend on the order of `pairs` or on `batch_tokens`, but for rounding (in
-    float32 below 1e-5 nats a token). An empty continuation scores 0. `progress` is told how many of
-    how many are done. Raises UserError where the scorer does not fit the model.
+    float32 below 1e-5 nats a token). An empty continuation scores 0. `items`: what a screen may
+    score approximately. `progress` is told how many of how many are done. Raises UserError where
+    the scorer does not fit the model.
     """
     if model.causal and scorer != Scorer(samples=scorer.samples, seed=scorer.seed):
         raise UserError(
@@ -136,10 +157,49 @@ def score(
         )
         for context, continuation in pairs
     ]
+    reader = _reader(model, scorer)
+
+    def say(num_done: int) -> None:
+        if progress is not None:
+            progress(num_done, len(pairs))
+
+    known: dict[int, Score] = {}
+    if scorer.screen is not None:
+        how = {"right_masks": scorer.right_masks, "rescore": scorer.rescore}
+        known = screened(reader, texts, items, **how, on_scores=say)
+    approximate = frozenset(i for i in known if len(pairs[i][1]) > 1)
+    rest = {
+        i: text
+        for i, text in enumerate(texts)
+        if i not in known and text is not None and len(text.continuation)
+    }
+    known |= _by_plans(model, reader, scorer, rest, lambda done: say(len(approximate) + done))
+    never, certain = Score(float("-inf"), False), Score(0.0, True)
+    scores = [known.get(i, never if text is None else certain) for i, text in enumerate(texts)]
+    num_truncated = sum(text is not None and text.is_truncated for text in texts)
+    num_too_long = sum(text is None for text in texts)
+    _warn(num_truncated, num_too_long, model.max_tokens)
+    return Scored(scores, reader.cost, num_truncated, num_too_long, approximate)
+
+
+def _by_plans(
+    model: ScoringModel,
+    reader: Reader,
+    scorer: Scorer,
+    texts: Mapping[int, Text],
+    on_scores: Callable[[int], None],
+) -> dict[int, Score]:
     # Texts of one context, and of one length, come together: they share rows, and batches.
-    known = [(i, text) for i, text in enumerate(texts) if text and len(text.continuation)]
-    known.sort(key=lambda item: (item[1].first, item[1].ids.tobytes()))
-    reader = Reader(
+    ordered = sorted(texts, key=lambda i: (texts[i].first, texts[i].ids.tobytes()))
+    mask_id = model.specials.mask_id
+    found = plans.run_plans(
+        (scorer.plan(texts[i], mask_id, causal=model.causal) for i in ordered), reader, on_scores
+    )
+    return dict(zip(ordered, found, strict=True))
+
+
+def _reader(model: ScoringModel, scorer: Scorer) -> Reader:
+    return Reader(
         model.denoiser,
         model.specials.mask_id,
         model.specials.vocab_size,
@@ -149,19 +209,6 @@ def score(
         sureness=scorer.sureness,
         batch_tokens=model.batch_tokens,
     )
-    mask_id = model.specials.mask_id
-    found = plans.run_plans(
-        (scorer.plan(text, mask_id, causal=model.causal) for _, text in known),
-        reader,
-        on_scores=None if progress is None else lambda done: progress(done, len(pairs)),
-    )
-    scores = [Score(float("-inf"), False) if text is None else Score(0.0, True) for text in texts]
-    for (i, _), one in zip(known, found, strict=True):
-        scores[i] = one
-    num_truncated = sum(text is not None and text.is_truncated for text in texts)
-    num_too_long = sum(text is None for text in texts)
-    _warn(num_truncated, num_too_long, model.max_tokens)
-    return Scored(scores, reader.cost, num_truncated, num_too_long)
 
 
 def score_rolling(

@@ -18,6 +18,8 @@ from diffurefill.release.card.sources import Source, one_of
 CURVE = "progress.svg"
 SCORERS = {
     "chain": "exactly, left to right: a token at a time, each from the text before it",
+    "chain, two_stream screen": "as `chain` does where two choices are close, and elsewhere by an "
+    "approximation in one pass",
     "right_to_left": "exactly, right to left",
     "confidence": "exactly, for the sampler that fills the surest place first",
     "margin": "exactly, for the sampler that fills the place of the largest margin first",
