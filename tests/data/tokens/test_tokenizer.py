@@ -90,6 +90,29 @@ def test_a_tokenizer_without_bos_or_eos_is_refused_with_its_path(
         load_tokenizer(path)
 
 
+@pytest.mark.parametrize("stated", [1, 5, -1, 3])
+def test_an_added_token_is_refused_where_the_library_would_number_it_otherwise(
+    tmp_path: Path, stated: int
+) -> None:
+    """`stated` counts from the vocabulary's end: behind a hole, or on a piece's own id."""
+    path, n = tmp_path / "tokenizer.json", MODEL.num_pieces
+    path.write_text(_with_added([n + stated]))
+    with pytest.raises(
+        UserError, match=rf"tokenizer.json: .*has id {n + stated}, .* as {n}: .*hole"
+    ):
+        load_tokenizer(path)
+    if stated > 0:
+        path.write_text(_with_added([*range(n, n + stated + 1)]))
+        assert load_tokenizer(path).num_pieces == n + stated + 1
+
+
+def _with_added(ids: list[int]) -> str:
+    record = json.loads(MODEL.to_json())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    record["added_tokens"] += [{"id": i, "content": f"<unused{i}>", **flags} for i in ids]
+    return json.dumps(record)
+
+
 @pytest.mark.parametrize("content", [None, "{}", "no json", "\ud800"])
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "tokenizer.json"

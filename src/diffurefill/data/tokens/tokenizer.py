@@ -73,13 +73,15 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
-        """Reads the text of a tokenizer.json; raises UserError where it is none."""
+        """Reads the text of a tokenizer.json; raises UserError where it is none, and where the
+        library gives an added token another id than the file does."""
         try:
             record = json.loads(text)
             phrases = record.pop(_PHRASES_KEY, ())
             backend = Backend.from_str(json.dumps(record) if phrases else text)
         except Exception as error:  # the library raises plain Exception
             raise UserError(f"not a tokenizer.json of the tokenizers library: {error}") from None
+        _require_ids_as_stated(record, backend)
         if pieces.keep_specials_out(record, {*BOS_NAMES, *EOS_NAMES}):
             backend = Backend.from_str(json.dumps(record))
         return cls(backend, phrases, record=record)
@@ -297,6 +299,19 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 def train_tokenizer(texts: Iterable[str], num_pieces: int) -> Tokenizer:
     """A byte-fallback BPE of at most `num_pieces` pieces trained on `texts`; see `train_bpe`."""
     return Tokenizer(train_bpe(texts, num_pieces))
+
+
+def _require_ids_as_stated(record: pieces.Record, backend: Backend) -> None:
+    """The library numbers added tokens on from the vocabulary, whatever ids they state: a model
+    trained with the stated ones would read other tokens."""
+    for token in record.get("added_tokens") or ():
+        given = backend.token_to_id(token["content"])
+        if given != token["id"]:
+            raise UserError(
+                f"the added token {token['content']!r} has id {token['id']}, but the tokenizers "
+                f"library reads it as {given}: added ids must go on from the vocabulary's without "
+                "a hole. Name the ids between them too, as <unused0>, <unused1> ..."
+            )
 
 
 def _plain(backend: Backend, ends: Sequence[str]) -> Backend:
