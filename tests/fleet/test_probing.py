@@ -46,7 +46,7 @@ def test_the_first_model_is_what_the_others_are_compared_with(
     assert main(["probe", a, b]) == 0
     shown = capsys.readouterr().out
     assert "held_out" in shown
-    assert "decoding: pair" in shown
+    assert "decoding accuracy" in shown
     assert "held_out: CE by mask rate" in shown
     assert shown.count("[") == 8  # held_out, short, token, pair of each
     assert main(["probe", a, b, "--json", "--set", "held_out,short"]) == 0
@@ -138,7 +138,7 @@ def test_facts_are_made_from_popqa_and_asked(
     assert "facts: color" in capsys.readouterr().out
     assert main(["probe", a, b, "--facts", facts]) == 0
     shown = capsys.readouterr().out
-    assert "facts: choice" in shown
+    assert "contained" in shown
     assert "choice by chance: 25%" in shown
     assert main(["probe", a, b, "--facts", facts, "--json"]) == 0
     second = json.loads(capsys.readouterr().out)[1]

@@ -12,8 +12,9 @@ from diffurefill.config import HELD_OUT
 from diffurefill.evaluate.probes import HeldOut
 from diffurefill.evaluate.scores import Scores
 from diffurefill.fleet import exported as layout
-from diffurefill.release.pick import Candidate, choose
+from diffurefill.release.pick import Candidate, choose, worse_on
 from tests.release.runs import tiny_run
+from tests.tiny import WORDS
 
 NUM_ROWS = 40
 
@@ -53,6 +54,7 @@ def test_what_is_surely_worse_is_out() -> None:
     leader = candidate("global", [3.0] * NUM_ROWS)
     worse = candidate("swa", [3.01 + 1e-4 * (row % 3) for row in range(NUM_ROWS)])
     assert choose([leader, worse]) == "global"
+    assert worse_on(worse.scores, leader.scores) == [HELD_OUT]
     near = candidate("ema", noisy(3.0, 1e-3))
     assert choose([leader, near, worse]) == "ema"
 
@@ -89,6 +91,37 @@ def test_the_command_compares_all_weights_and_export_takes_its_choice(
     chosen = next(c for c in record["candidates"] if c["weights"] == record["picked"])
     assert source["sha256"] == chosen["sha256"]
     assert json.loads((to / "pick.json").read_text()) == record
+
+
+def test_facts_are_one_more_probe_and_what_was_out_is_said(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [
+        {"subj": f"dog {n}", "prop": "color", "obj": w, "possible_answers": [w]}
+        for n, w in enumerate(WORDS * 6)
+    ]
+    questions, facts, out = (tmp_path / name for name in ("q.jsonl", "facts.jsonl", "pick.json"))
+    questions.write_text("\n".join(map(json.dumps, rows)))
+    made = ["probe", "facts", "--from", str(questions), "--to", str(facts), "--tokenizer", run]
+    assert main(made) == 0
+    options = ["--facts", str(facts), "--out", str(out), "--last", "2", "99"]
+    assert main(["pick", run, *options]) == 0
+    said = capsys.readouterr().out
+    assert "contained" in said
+    assert "\u2026" not in said, "a figure was cut off"
+    record = json.loads(out.read_text())
+    for candidate in record["candidates"]:
+        assert candidate["facts"]["num_facts"] > 20
+        assert "fact_nll" in candidate["against_leader"]
+    for kind, names in record["out"].items():
+        assert f"out: {kind}, worse than {record['leader']} on {', '.join(names)}" in said
+    assert record["picked"] not in record["out"]
+    assert record["missing"]["last-99"].startswith("of its globals")
+    assert str(tmp_path) not in out.read_text()
+    assert run not in out.read_text()
+    assert main(["pick", run, "--facts", str(questions)]) == 2
+    assert "is not a fact probe" in capsys.readouterr().err
 
 
 def test_a_pick_of_another_time_or_run_is_refused(

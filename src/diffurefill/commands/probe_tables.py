@@ -1,8 +1,9 @@
-"""The table that `probe` prints: a model a row, its figures, and what differs from the first."""
+"""The tables that `probe` and `pick` print: a model a row, its figures, and what differs from the
+first's. A table for each kind of figure, so that a terminal of 80 columns has room for them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
@@ -17,50 +18,55 @@ CAPTION_OF_SEVERAL = (
     "others': what they are above the first's, item by item; * where the interval leaves out 0."
 )
 
-OTHERS = {
-    "token": ("decoding: token", ".1%"),
-    "pair": ("decoding: pair", ".1%"),
-    "fact_choice": ("facts: choice", ".1%"),
-    "fact_nll": ("facts: NLL", ".3f"),
-    "fact_exact": ("facts: exact", ".1%"),
-    "fact_contained": ("facts: contained", ".1%"),
+Columns = Mapping[str, tuple[str, str]]
+"""By figure: heading and format."""
+DECODING: Columns = {"token": ("token", ".1%"), "pair": ("pair", ".1%")}
+FACTS: Columns = {
+    "fact_choice": ("choice", ".1%"),
+    "fact_nll": ("NLL", ".3f"),
+    "fact_exact": ("exact", ".1%"),
+    "fact_contained": ("contained", ".1%"),
 }
-"""Columns beside the probe sets: heading and format."""
 
 
 def score_tables(scores: Sequence[Scores]) -> list[Table]:
-    """One table of all models; held-out CE by mask rate; facts by relation."""
-    tables = [_models(scores)]
+    """All models on each kind of figure; held-out CE by mask rate; facts by relation."""
+    intervals = [own_intervals(scores[0]), *(differences(found, scores[0]) for found in scores[1:])]
+    probes = {name: f.probe for found in scores for name, f in found.sets.items()}
+    versions = ", ".join(f"{name} {probe}" for name, probe in probes.items())
+    kinds: dict[str, Columns] = {
+        f"CE in nats per masked token\nprobes: {versions}": {n: (n, ".4f") for n in probes},
+        "decoding accuracy": DECODING,
+        "facts": FACTS,
+    }
+    present = {name for found in scores for name in found.values()}
+    tables = []
+    for title, columns in kinds.items():
+        shown = {name: column for name, column in columns.items() if name in present}
+        if shown:
+            tables.append(_models(title, shown, scores, intervals))
+    tables[-1].caption = CAPTION_OF_SEVERAL if len(scores) > 1 else CAPTION
     with_rates = [found for found in scores if HELD_OUT in found.sets]
     with_facts = [found for found in scores if found.facts is not None]
     tables += [_rates(with_rates)] if with_rates else []
     return tables + ([_relations(with_facts)] if with_facts else [])
 
 
-def _models(scores: Sequence[Scores]) -> Table:
-    sets = list(dict.fromkeys(name for found in scores for name in found.sets))
-    digests = {n: f.probe for found in scores for n, f in found.sets.items()}
-    probes = ", ".join(f"{name} {digests[name]}" for name in sets)
-    table = Table(
-        title=f"CE in nats per masked token, decoding accuracy\nprobes: {probes}",
-        caption=CAPTION_OF_SEVERAL if len(scores) > 1 else CAPTION,
-        show_lines=len(scores) > 1,
-    )
+def _models(
+    title: str,
+    columns: Columns,
+    scores: Sequence[Scores],
+    intervals: Sequence[Mapping[str, Interval]],
+) -> Table:
+    table = Table(title=title, show_lines=len(scores) > 1)
     table.add_column("model", overflow="fold")
-    columns = {**dict.fromkeys(sets, ".4f"), **{name: spec for name, (_, spec) in OTHERS.items()}}
-    headings = {name: heading for name, (heading, _) in OTHERS.items()}
-    present = {name for found in scores for name in found.values()}
-    for name in columns:
-        if name in present:
-            table.add_column(headings.get(name, name), justify="right")
-    for found in scores:
-        is_first = found is scores[0]
-        intervals = own_intervals(found) if is_first else differences(found, scores[0])
+    for heading, _ in columns.values():
+        table.add_column(heading, justify="right", overflow="fold")
+    for i, found in enumerate(scores):
         values = found.values()
         cells = (
-            _cell(values.get(name), intervals.get(name), spec, is_first)
-            for name, spec in columns.items()
-            if name in present
+            _cell(values.get(name), intervals[i].get(name), spec, i == 0)
+            for name, (_, spec) in columns.items()
         )
         table.add_row(found.model, *cells)
     return table

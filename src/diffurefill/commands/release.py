@@ -237,6 +237,8 @@ def _pick(
     Console().print(*score_tables([c.scores for c in picked.candidates]))
     for kind, why in picked.missing.items():
         say(f"without {kind}: {why}")
+    for kind, names in picked.out().items():
+        say(f"out: {kind}, worse than {picked.leader} on {', '.join(names)}")
     say(f"picked {picked.kind} (rule: {RULE})")
     return picked
 

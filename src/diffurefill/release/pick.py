@@ -54,6 +54,12 @@ class Picked:
         first = self.candidates[0].scores
         return {c.kind: differences(c.scores, first) for c in self.candidates}
 
+    def out(self) -> dict[str, list[str]]:
+        """By kind: the figures on which it is worse than the leader, for those that are out."""
+        first = self.candidates[0].scores
+        worse = {c.kind: worse_on(c.scores, first) for c in self.candidates}
+        return {kind: names for kind, names in worse.items() if names}
+
     def to_json(self) -> dict[str, Any]:
         against = self.against_leader()
         return {
@@ -63,6 +69,7 @@ class Picked:
             "generation": self.generation,
             "picked": self.kind,
             "leader": self.leader,
+            "out": self.out(),
             "missing": self.missing,
             "candidates": [
                 {
@@ -90,7 +97,8 @@ def pick_weights(
         try:
             found = found_in_run(run, kind)
         except UserError as error:
-            missing[kind] = str(error)
+            # The result is for everyone to read: it does not say where the run lies.
+            missing[kind] = str(error).removeprefix(f"{run.store.uri}: ")
             continue
         scores = score_model(build(found), found.name, asked or Asked())
         candidates.append(Candidate(kind, sha256_file(found.weights).sha256, scores))
@@ -104,17 +112,18 @@ def pick_weights(
 def choose(candidates: Sequence[Candidate]) -> str:
     """The kind to release, by the rule above. `candidates`: by held-out CE, the leader first."""
     leader = candidates[0]
-    equal = [c for c in candidates if not is_worse(c.scores, leader.scores)]
+    equal = [c for c in candidates if not worse_on(c.scores, leader.scores)]
     return min((c.kind for c in equal), key=preference)
 
 
-def is_worse(found: Scores, leader: Scores) -> bool:
-    """Whether some figure is worse by an interval without 0: CE or NLL above, a share below."""
+def worse_on(found: Scores, leader: Scores) -> list[str]:
+    """The figures that are worse by an interval without 0: CE or NLL above, a share below."""
+    worse = []
     for name, difference in differences(found, leader).items():
         lower_is_better = name in found.sets or name == FACT_NLL
         if difference.low > 0 if lower_is_better else difference.high < 0:
-            return True
-    return False
+            worse.append(name)
+    return worse
 
 
 def preference(kind: str) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def card(
         *([_probes(probes)] if probes else ()),
         *([_pick(pick)] if pick else ()),
         *([_benchmarks(benchmarks)] if benchmarks else ()),
-        f"## Limits\n\n{_bullets(limits(model, own, probes))}",
+        f"## Limits\n\n{_bullets(limits(model, own, probes or pick))}",
         *([_table("## Result files", _result_files(sources), None)] if sources else ()),
     ]
     return "\n\n".join(parts) + "\n"

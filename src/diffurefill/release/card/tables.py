@@ -56,8 +56,9 @@ def _where_from(provenance: dict[str, Any]) -> list[tuple[str, Any]]:
     weights = provenance.get("weights", "imported")
     if "generation" not in provenance:
         return [("weights", weights)]
+    merged = provenance["globals"]
     return [
-        ("weights", f"{weights}, made of {provenance['globals']} merged globals"),
+        ("weights", f"{weights}, made of {merged} merged global{'s' if merged > 1 else ''}"),
         ("generation", f"{provenance['generation']} of run {provenance['run_id']}"),
     ]
 
