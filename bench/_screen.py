@@ -25,7 +25,7 @@ from diffurefill.fleet.loading import LoadedModel, load
 from diffurefill.runtime import philox
 
 LAYERS = 4
-STEPS, QUICK_STEPS = 600, 4
+STEPS, QUICK_STEPS = 1200, 4
 ITEMS, QUICK_ITEMS = 100, 8
 CHOICES = 4
 # name: tokens of context, tokens of each continuation

@@ -16,7 +16,7 @@ CPU seconds, medians of interleaved repeats (full: 3; --quick: 1). `forward_toke
 is what padding every row to 2,048 tokens, as one published scorer can, would cost over ours: it is
 counted, not run. `max_abs_difference` is the largest difference of two scores, in nats.
 
-`screen` (_screen.py): items of text and a small model trained for it (full: 600 steps, some three
+`screen` (_screen.py): items of text and a small model trained for it (full: 1,200 steps, some four
 minutes; --quick: 4 steps). `forward_token_ratio` and `time_ratio` are ours over the screen with one
 item in five scored again, `same_best` the share of items of which both find the same choice best;
 `_alone` the same with none scored again.

@@ -115,14 +115,17 @@ def test_an_exported_folder_is_exported_again_byte_for_byte(
             assert path.read_bytes() == (tmp_path / "again" / path.name).read_bytes(), path.name
 
 
-def test_a_card_that_a_person_wrote_stays(
+def test_a_card_and_results_that_a_person_wrote_stay(
     exported: Path, tmp_path: Path, unopened: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dest = str(tmp_path / "again")
     assert main(["export", str(exported), "--to", dest]) == 0
-    (tmp_path / "again" / "README.md").write_text("mine")
+    card, results = (tmp_path / "again" / name for name in ("README.md", ".eval_results/x.yaml"))
+    results.parent.mkdir()
+    for path in (card, results):
+        path.write_text("mine")
     assert main(["export", str(exported), "--to", dest, "--replace"]) == 0
-    assert (tmp_path / "again" / "README.md").read_text() == "mine"
+    assert [path.read_text() for path in (card, results)] == ["mine", "mine"]
 
 
 # --- what stands there already -------------------------------------------------------------------

@@ -52,13 +52,15 @@ def test_what_is_there_is_replaced_only_when_asked_and_others_files_stay(
 ) -> None:
     assert main(["export", run, "--to", URI, "--public"]) == 0
     assert not api.repo_info(REPO).private
-    api.upload_file(path_or_fileobj=b"mine", path_in_repo="README.md", repo_id=REPO)
+    mine = ["README.md", ".eval_results/x.yaml"]
+    for path in mine:
+        api.upload_file(path_or_fileobj=b"mine", path_in_repo=path, repo_id=REPO)
     commits = hub.count("commit")
     assert main(["export", run, "--weights", "swa", "--to", URI]) == 2
     assert "add --replace" in capsys.readouterr().err
     assert hub.count("commit") == commits
     assert main(["export", run, "--weights", "swa", "--to", URI, "--replace"]) == 0
-    assert "README.md" in api.list_repo_files(REPO)
+    assert set(mine) <= set(api.list_repo_files(REPO))
     swa, back = load(run, "swa"), load(REPO)
     for name, tensor in swa.denoiser.state_dict().items():
         assert torch.equal(tensor, back.denoiser.state_dict()[name])

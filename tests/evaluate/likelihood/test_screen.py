@@ -57,6 +57,15 @@ def test_a_share_of_the_items_is_rounded_up(rescore: float, num_exact: int) -> N
     assert len(screened(PAIRS, ITEMS, rescore).approximate) == 40 - 4 * num_exact
 
 
+def test_items_that_are_exact_anyway_take_none_of_the_share() -> None:
+    """Their choices are as close as can be: were they counted, they would be the ones chosen."""
+    letters = [([4, i], [token]) for i in range(5, 9) for token in (6, 6)]
+    items = [Item((i, i + 1)) for i in range(0, 8, 2)]
+    moved = [Item(tuple(8 + i for i in item.choices)) for item in ITEMS[:2]]
+    found = screened([*letters, *PAIRS[:8]], [*items, *moved], rescore=0.5)
+    assert len(found.approximate) == 4
+
+
 def test_all_of_them_scored_again_are_the_chain_rule_s() -> None:
     found, exact = screened(PAIRS, ITEMS, 1.0), score(scoring(MODEL, WIDE), PAIRS, Scorer())
     for one, other in zip(found.scores, exact.scores, strict=True):

@@ -114,6 +114,14 @@ def test_common_beginnings_stand_in_a_tree_once() -> None:
     assert len(tree.ids) == (2 + 4) + (1 + 3) * 2 + (1 + 2) * 2 + (1 + 1) * 3
 
 
+def test_what_is_shared_does_not_hang_on_the_order_of_requests() -> None:
+    texts = laid_out(some_pairs(np.random.default_rng(3), WIDE, 40))
+    shuffled = [texts[i] for i in np.random.default_rng(4).permutation(len(texts))]
+    sizes = [sorted(len(tree.ids) for tree in plant(each, MASK, 0)) for each in (texts, shuffled)]
+    assert sizes[0] == sizes[1]
+    assert sum(sizes[0]) < sum(text_tokens(text, 0) for text in texts)
+
+
 def test_other_models_than_ours_and_weights_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(UserError, match="screen"):
         list(read_trees(Reader(BigramDenoiser(V), MASK, V, CPU), laid_out([((4,), (5, 6))]), 0))
