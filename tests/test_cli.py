@@ -1,5 +1,6 @@
 """The command line: quick help without torch, clear one-line errors, honest exit codes."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,16 @@ def test_help_imports_no_torch(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"diffurefill {command}" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    """As `diffurefill ... | head` does; the pipe is closed before anything is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone:
+        command = [sys.executable, "-m", "diffurefill.cli", "--help"]
+        done = subprocess.run(command, stdout=gone, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_package_itself_imports_no_torch_and_still_offers_its_names() -> None:

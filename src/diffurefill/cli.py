@@ -1,13 +1,14 @@
 """`diffurefill COMMAND`: the table of commands, and what becomes of their errors.
 
 Exit codes: 0 done, 1 a check failed or the store could not be used, 2 a mistake in what was asked
-for (one line says what to do), 130 interrupted.
+for (one line says what to do), 130 interrupted, 141 nobody reads the output any more.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import errno
+import os
 import signal
 import sys
 import time
@@ -161,7 +162,14 @@ def entry() -> None:
     # A notebook or scheduler that ends a process sends SIGTERM: leave as for Ctrl-C, so that
     # temporary files go and the demo ends the processes it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    try:
+        code = main()
+    except BrokenPipeError:
+        # Whoever read our output (`| head`) has had enough. Python would complain once more when it
+        # flushes on its way out. The store's own broken connections are StoreErrors by now.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    sys.exit(code)
 
 
 if __name__ == "__main__":

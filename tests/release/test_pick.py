@@ -124,6 +124,19 @@ def test_facts_are_one_more_probe_and_what_was_out_is_said(
     assert "is not a fact probe" in capsys.readouterr().err
 
 
+def test_the_result_is_written_though_nobody_reads_the_table(
+    run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("rich.console.Console.print", gone)
+    out = tmp_path / "pick.json"
+    with pytest.raises(BrokenPipeError):
+        main(["pick", run, "--out", str(out)])
+    assert json.loads(out.read_text())["picked"]
+
+
 def test_a_pick_of_another_time_or_run_is_refused(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,9 @@ class Evaluate:
 
         set_threads(self.threads)
         record = evaluate(self)
+        if self.out is not None:
+            # Before the tables: whoever reads those may go away.
+            self.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
         console = Console()
         console.print(accuracy_table(record["models"]))
         if record["pairs"]:
@@ -82,7 +85,6 @@ class Evaluate:
         for line in notes(record):
             say(line)
         if self.out is not None:
-            self.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
             say(f"written to {self.out}")
         return 0
 

@@ -31,7 +31,9 @@ class Pick:
 
         picked = _pick(self.store, self.last, self.probe, self.facts)
         record = {**picked.to_json(), **provenance_as_typed()}
+        # Before the tables: whoever reads those may go away.
         self.out.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        _show(picked)
         say(f"all figures in {self.out}; `export --weights best --picked {self.out}` uses them")
         return 0
 
@@ -141,7 +143,9 @@ class Export:
                 raise UserError("--picked goes with --weights best")
             return self.weights, {}
         if self.picked is None:
-            record = {**_pick(self.model).to_json(), **provenance_as_typed()}
+            picked = _pick(self.model)
+            _show(picked)
+            record = {**picked.to_json(), **provenance_as_typed()}
         else:
             from diffurefill.fleet.exported import read_json_object
 
@@ -215,16 +219,12 @@ def _pick(
     probe: Path | None = None,
     facts: Path | None = None,
 ) -> Any:
-    """Pick, and print the table."""
     import tempfile
 
-    from rich.console import Console
-
-    from diffurefill.commands.probe_tables import score_tables
     from diffurefill.fleet.found import locate
     from diffurefill.fleet.probing import Asked
     from diffurefill.fleet.run import Run
-    from diffurefill.release.pick import RULE, pick_weights
+    from diffurefill.release.pick import pick_weights
 
     with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
         run = locate(store, Path(cache))
@@ -234,13 +234,21 @@ def _pick(
             run, progress, last=last, asked=Asked(probe_file=probe, facts_file=facts)
         )
     progress("")
+    return picked
+
+
+def _show(picked: Any) -> None:
+    from rich.console import Console
+
+    from diffurefill.commands.probe_tables import score_tables
+    from diffurefill.release.pick import RULE
+
     Console().print(*score_tables([c.scores for c in picked.candidates]))
     for kind, why in picked.missing.items():
         say(f"without {kind}: {why}")
     for kind, names in picked.out().items():
         say(f"out: {kind}, worse than {picked.leader} on {', '.join(names)}")
     say(f"picked {picked.kind} (rule: {RULE})")
-    return picked
 
 
 def _require_of_now(record: dict[str, Any], model: str, cache: Path, path: Path) -> None:
