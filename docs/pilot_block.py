@@ -18,18 +18,29 @@ def pilot_block(facts: dict[str, Any]) -> str:
         f"tokens, {facts['num_tokens']} to write; judge {facts['judge']}. In brackets 95% "
         "intervals over the prompts; differences are paired by prompt."
     )
-    lines = [
-        "| | calls | judge NLL | against draft only | against AR | doubled | words | distinct-2 | "
-        "per sample | entropy | empty |",
-        "| --- " * 11 + "|",
-    ]
-    for row in arms.values():
+    methods = [row for row in arms.values() if not row["how"]["changes_tuned"]]
+    changed = [row for row in arms.values() if row["how"]["changes_tuned"]]
+    against = {"draft": "against draft only", "ar": "against AR"}
+    lines = [fill(intro, WIDTH), "", *judged_lines(methods, against)]
+    if changed:
+        one = "*Tuned* with one thing changed at a time:"
+        lines += ["", one, "", *judged_lines(changed, {"tuned": "against tuned"})]
+    return "\n".join(lines)
+
+
+def judged_lines(rows: list[dict[str, Any]], against: dict[str, str]) -> list[str]:
+    """A table; `against` has the arms that the judge's figure is compared with, and how to say
+    it."""
+    columns = ["", "calls", "judge NLL", *against.values(), "doubled", "words", "distinct-2"]
+    columns += ["per sample", "entropy", "empty"]
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+    for row in rows:
         calls, stats = row["num_forward_passes"], row["statistics"]
         cells = [
             row["title"],
             "-" if calls is None else str(calls),
             interval(row["nll"]),
-            *(difference(row, name) for name in ("draft", "ar")),
+            *(difference(row, name) for name in against),
             f"{stats['doubled_tokens']:.2%}",
             f"{stats['doubled_words']:.2%}",
             f"{stats['distinct_2']:.3f}",
@@ -38,7 +49,7 @@ def pilot_block(facts: dict[str, Any]) -> str:
             str(stats["num_empty"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([fill(intro, WIDTH), "", *lines])
+    return lines
 
 
 def interval(found: dict[str, Any]) -> str:

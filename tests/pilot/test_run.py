@@ -74,7 +74,7 @@ def test_every_arm_is_written_judged_and_compared(
         assert len(items["nll"]) == stats["num_samples"] == 5
         assert arm["nll"]["mean"] == pytest.approx(sum(items["nll"]) / sum(items["judge_tokens"]))
         assert stats["doubled_tokens"] == pytest.approx(sum(items["doubled"]) / sum(items["pairs"]))
-        assert set(arm["minus"]) == {"draft", "ar"}
+        assert set(arm["minus"]) == {"draft", "ar", "tuned"}
     assert found["models"]["ar"]["origin"]["step"] == 4
     assert str(tmp_path) not in json.dumps(found)
 
@@ -148,6 +148,12 @@ def test_arms_change_one_thing_each() -> None:
     assert arms["no_order_noise"].stages == (replace(draft, order_noise=0.0), refill)
     assert arms["no_gap"].stages == (replace(draft, commit_gap=1), replace(refill, commit_gap=1))
     assert arms["draft"].stages == (draft,)
+    for arm in arms.values():
+        changed = [a != b for a, b in zip(arm.stages, (draft, refill), strict=False)]
+        assert not arm.changes_tuned or any(changed), arm.name
+    assert arms["shadow"].stages == (draft, replace(refill, confidence="shadow"))
+    cool = draft.temperature[1]
+    assert arms["threshold"].stages[0].temperature == (cool, cool)
     assert arms["shared_draft"].stages[1].temperature == (draft.temperature[1],) * 2
 
 

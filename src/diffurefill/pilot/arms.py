@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from diffurefill.config import DRAFT, REFILL, Stage, UserError
+from diffurefill.config.decode import Quota
 from diffurefill.decode.autoregressive import LeftToRight
 
 AR_REPAIR_ROUNDS = 8
@@ -29,6 +30,8 @@ class Arm:
     """The denoiser's."""
     how: LeftToRight = AS_IT_IS
     """The twin's."""
+    changes_tuned: bool = False
+    """The tuned draft and refill with one thing changed."""
     repair_rounds: int = 0
     repair_fraction: float = 0.0
 
@@ -41,7 +44,9 @@ def pilot_arms(tuned: tuple[Stage, ...]) -> list[Arm]:
     if [stage.remask_fraction > 0 for stage in tuned] != [False, True]:
         raise UserError("the pilot ablates one draft and one refill: give a preset of these two")
     draft, refill = tuned
-    return [*_baselines(draft, refill), *_ablations(draft, refill), _ar_repair(draft)]
+    changed = [*_ablations(draft, refill), *_other_drafts(draft, refill), *_other_refills(*tuned)]
+    changed = [replace(arm, changes_tuned=True) for arm in changed]
+    return [*_baselines(draft, refill), _ar_repair(draft), *changed]
 
 
 def choose_arms(arms: list[Arm], names: tuple[str, ...]) -> list[Arm]:
@@ -88,6 +93,45 @@ def _ablations(draft: Stage, refill: Stage) -> list[Arm]:
         _diffusion("no_gap", "no commit gap", *no_gap),
         _diffusion("shared_draft", "refill sampled as the draft ends", draft, as_draft),
         _diffusion("shared_refill", "draft sampled as the refill", as_refill, refill),
+    ]
+
+
+def _other_drafts(draft: Stage, refill: Stage) -> list[Arm]:
+    """Every other order and quota in the draft, at its usual bound. Without a count of passes
+    nothing falls over them: the temperature is the draft's last."""
+
+    def arm(name: str, title: str, **change: Any) -> Arm:
+        return _diffusion(name, title, replace(draft, **change), refill)
+
+    def adaptive(quota: Quota, title: str, **change: Any) -> Arm:
+        cool = (draft.temperature[1],) * 2
+        change |= {"num_passes": 0, "quota": quota, "temperature": cool, "order_noise": 0.0}
+        return arm(quota, title, **change)
+
+    return [
+        arm("margin", "order by margin", order="margin"),
+        arm("entropy", "order by entropy", order="entropy"),
+        arm("random", "random order", order="random", order_noise=0.0),
+        arm("left_to_right", "order from left to right", order="left_to_right", order_noise=0.0),
+        arm("cosine", "cosine quota", quota="cosine"),
+        adaptive("one_per_run", "one of each run, its middle", order="middle"),
+        adaptive("threshold", "all above 0.9", bound=0.9),
+        adaptive("factor", "factor 1", bound=1.0),
+        adaptive("entropy_bound", "entropy bound 0.1", bound=0.1, order="entropy"),
+    ]
+
+
+def _other_refills(draft: Stage, refill: Stage) -> list[Arm]:
+    """Every other thing that a refill may know or leave alone."""
+
+    def arm(name: str, title: str, **change: Any) -> Arm:
+        return _diffusion(name, title, draft, replace(refill, **change))
+
+    return [
+        arm("regrouped", "confidence judged anew in groups", confidence="regrouped"),
+        arm("shadow", "confidence judged anew by shadows", confidence="shadow"),
+        arm("remask_cap", "no position back more than twice", remask_cap=2),
+        arm("sure_above", "nothing above 0.9 back", sure_above=0.9),
     ]
 
 

@@ -21,7 +21,7 @@ from diffurefill.pilot.passages import held_out_passages
 from diffurefill.pilot.writing import Pair, Task, Written, written
 from diffurefill.store.durable import write_file
 
-AGAINST = ("draft", "ar")
+AGAINST = ("draft", "ar", "tuned")
 """Every other arm is compared with these."""
 
 
