@@ -60,8 +60,23 @@ def test_the_hand_written_norm_is_as_exact_as_torch(monkeypatch: pytest.MonkeyPa
     assert worst[2] < 1e-4  # of a sum of 2,000 numbers, up to 150
 
 
-def test_sixteen_bit_and_compiled_take_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["swiglu", "rotated"])
+def test_by_hand_in_bf16_is_as_exact_as_the_formula(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    do, inputs = CASES[name]
+    rounded = tuple(x.bfloat16() for x in inputs)
+    exact = run(do, tuple(x.float() for x in rounded))
+    by_hand = run(do, rounded)
+    monkeypatch.setattr(passes, "_by_hand", lambda x: False)
+    for ours, plain, truth in zip(by_hand, run(do, rounded), exact, strict=True):
+        assert ours.dtype == plain.dtype == torch.bfloat16
+        error, allowed = ((x.float() - truth).norm() for x in (ours, plain))
+        assert error <= 1.05 * allowed + 1e-6
+
+
+def test_other_dtypes_and_compiled_take_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes._SwiGLU, "apply", lambda *_: pytest.fail("by hand"))
-    swiglu(drawn(2, 8).bfloat16())
+    swiglu(drawn(2, 8).half())
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     swiglu(drawn(2, 8))

@@ -3,8 +3,8 @@
 Each reads and writes whole activations. Written as formulas, eager PyTorch goes over them once per
 elementary operation, and its backward of `rms_norm` on CPU alone took several times as long as it
 has to. So on CPU, eager, forward and backward are written out here in as few passes as torch's own
-operators allow. A compiler finds better ones in the formulas, which are what every other case
-takes. Both agree to rounding. Shape letters as in denoiser.py.
+operators allow, in fp32 and bf16. A compiler finds better ones in the formulas, which are what
+every other case takes. Both agree to rounding. Shape letters as in denoiser.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def rotate(x: Tensor, rotary: Tensor) -> Tensor:
 
 
 def _by_hand(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype == torch.float32 and not torch.compiler.is_compiling()
+    known = x.dtype in (torch.float32, torch.bfloat16)
+    return x.device.type == "cpu" and known and not torch.compiler.is_compiling()
 
 
 class _RMSNorm(torch.autograd.Function):
@@ -101,25 +102,28 @@ class _SwiGLU(torch.autograd.Function):
 
 
 class _Rotated(torch.autograd.Function):
+    """Turns in fp32 whatever comes in, as `rotate` does."""
+
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, rotary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         B, T, _, H, K = qkv.shape
         ctx.save_for_backward(rotary)
-        turned = qkv.new_empty(2, B, H, T, K)
-        _turn(qkv[:, :, :2].permute(2, 0, 3, 1, 4), rotary, 1.0, turned)
-        return turned[0], turned[1], qkv[:, :, 2].transpose(1, 2)
+        turned = rotary.new_empty(2, B, H, T, K)
+        _turn(qkv[:, :, :2].permute(2, 0, 3, 1, 4).float(), rotary, 1.0, turned)
+        q, k = turned.to(qkv.dtype)
+        return q, k, qkv[:, :, 2].transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, None]:  # pyrefly: ignore[bad-override]
         (rotary,) = ctx.saved_tensors
         B, H, T, K = grad_outputs[0].shape
-        joint = grad_outputs[0].new_empty(B, T, 3, H, K)
+        joint = rotary.new_empty(B, T, 3, H, K)
         q_grad, k_grad, v_grad = joint.permute(2, 0, 3, 1, 4)
-        _turn(grad_outputs[0], rotary, -1.0, q_grad)
-        _turn(grad_outputs[1], rotary, -1.0, k_grad)
+        _turn(grad_outputs[0].float(), rotary, -1.0, q_grad)
+        _turn(grad_outputs[1].float(), rotary, -1.0, k_grad)
         v_grad.copy_(grad_outputs[2])
-        return joint, None
+        return joint.to(grad_outputs[0].dtype), None
 
 
 def _turn(x: Tensor, rotary: Tensor, direction: float, out: Tensor) -> None:

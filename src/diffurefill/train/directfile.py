@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ALIGN = 4096
 """Bytes: places, lengths and memory of a direct write are multiples of it on every usual disk."""
 DIRECT_FROM = 1 << 28
@@ -127,5 +129,6 @@ class DirectFile:
         memory = self._memory.get()
         if memory is None or len(memory) < len(content):
             memory = mmap.mmap(-1, len(content))
-        memory[: len(content)] = content
+        # By numpy, which lets other threads run meanwhile: a slice of mmap does not.
+        np.copyto(np.frombuffer(memory, np.uint8, len(content)), np.frombuffer(content, np.uint8))
         return memory
