@@ -8,8 +8,8 @@ import torch
 class Products:
     """x (..., n, i), w (..., o, i): the three products of one layer, into tensors made before."""
 
-    def __init__(self, x: tuple[int, ...], w: tuple[int, ...]) -> None:
-        self.x, self.w = torch.randn(x), torch.randn(w)
+    def __init__(self, x: tuple[int, ...], w: tuple[int, ...], dtype: torch.dtype) -> None:
+        self.x, self.w = torch.randn(x).to(dtype), torch.randn(w).to(dtype)
         self.y = self.x @ self.w.mT
         self.dy = torch.randn_like(self.y)
         self.dx, self.dw = torch.empty_like(self.x), torch.empty_like(self.w)

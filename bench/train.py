@@ -6,14 +6,18 @@
 One process, the same width, depth, vocabulary and batch, medians of interleaved repeats, in CPU
 seconds of the whole step: masks, forward, backward, clip, update. Ratios are theirs over ours.
 
-ours              train.step.train_step with AdamW, as commands take it; `ours_muon` with Muon;
-                  `_bf16`: under bf16 autocast; `_compiled`: blocks compiled (not with --quick)
+ours              train.step.train_step with AdamW, in fp32; `ours_muon` with Muon; `_compiled`:
+                  blocks compiled (not with --quick)
 full_head         a plain eager transformer with the head on all positions, as the usual trainers of
                   masked diffusion compute it; fused AdamW, too
 torchdiff_*       the published package slm388-torchdiff, if PATH is a Python that has it: its own
                   step in its default mode (against ours_muon: it has Muon there) and in its plain
                   one, in bf16 as it comes; `_fp32`: without its autocast
 matmul_floor      the products of our step alone, forward and backward, same shapes, no allocation
+
+`_bf16`: ours and full_head under bf16 autocast, the floor of bf16 products. The ratios are in the
+precision that `train.precision = "auto"` takes on this CPU, theirs in it too; torchdiff's as it
+comes. `in_one_precision` has them in both.
 
 Shapes: `micro` (2.56M parameters, 32 rows of 128) and `stand-38m` (4 rows of 512; without --quick).
 The top-level figures are those of `micro`; `shapes` has all.
@@ -54,7 +58,7 @@ from diffurefill.data.packing import PackingCounts, Position, Rows
 from diffurefill.model.denoiser import Denoiser, num_parameters
 from diffurefill.objective.corruption import corrupt
 from diffurefill.optim.adamw import build_optimizer
-from diffurefill.runtime import philox
+from diffurefill.runtime import has_bf16, philox
 from diffurefill.train.compiling import compile_blocks
 from diffurefill.train.step import train_step
 
@@ -132,7 +136,7 @@ def our_steps(config: RunConfig, *, is_quick: bool) -> dict[str, Step]:
 def our_step(
     config: RunConfig,
     optimizer_name: str,
-    precision: Literal["fp32", "bf16"] = "fp32",
+    precision: Literal["auto", "fp32", "bf16"] = "fp32",
     *,
     is_compiled: bool = False,
 ) -> Step:
@@ -168,7 +172,7 @@ def timed(step: Callable[..., object]) -> Step:
 # --- the head on all positions -------------------------------------------------------------------
 
 
-def full_head_step(config: RunConfig) -> Step:
+def full_head_step(config: RunConfig, dtype: torch.dtype | None) -> Step:
     torch.manual_seed(SEED)
     model = PlainModel(config.model, config.data.row_length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
@@ -177,8 +181,9 @@ def full_head_step(config: RunConfig) -> Step:
     def step() -> None:
         t = torch.rand(len(ids), 1).clamp(min=1e-3).expand_as(ids)
         is_masked = torch.rand(ids.shape) < t
-        logits = model(torch.where(is_masked, mask_id, ids))
-        ce = F.cross_entropy(logits[is_masked], ids[is_masked], reduction="none")
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            logits = model(torch.where(is_masked, mask_id, ids))
+        ce = F.cross_entropy(logits[is_masked].float(), ids[is_masked], reduction="none")
         (ce / t[is_masked]).sum().div(ids.numel()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -190,7 +195,7 @@ def full_head_step(config: RunConfig) -> Step:
 # --- the products alone --------------------------------------------------------------------------
 
 
-def matmul_step(config: RunConfig) -> Step:
+def matmul_step(config: RunConfig, dtype: torch.dtype) -> Step:
     """Every product of our step once: y = x w^T, and going backward dx = dy w, dw = dy^T x."""
     model, rows = config.model, make_rows(config)
     masks = corrupt(
@@ -204,10 +209,10 @@ def matmul_step(config: RunConfig) -> Step:
     N, M = B * T, int(masks.is_masked.sum())
     D, K = model.width, model.width // model.heads
     ffn = [(2 * model.ffn_width, D), (D, model.ffn_width)]
-    products = [Products((N, D), (3 * D, D)) for _ in range(model.layers)]
+    products = [Products((N, D), (3 * D, D), dtype) for _ in range(model.layers)]
     rest = [N] * (model.layers - 1) + [M]
-    products += [Products((n, w[1]), w) for n in rest for w in [(D, D), *ffn]]
-    products += [Products((M, D), (model.vocab_size, D))]
+    products += [Products((n, w[1]), w, dtype) for n in rest for w in [(D, D), *ffn]]
+    products += [Products((M, D), (model.vocab_size, D), dtype)]
     # q k^T, then p v with v transposed, both as x w^T; few heads at a time, so that scores stay in
     # the cache, as a fused attention keeps them.
     heads = B * model.heads
@@ -215,7 +220,7 @@ def matmul_step(config: RunConfig) -> Step:
         n for n in range(min(heads, max(1, CACHED_SCORES // T**2)), 0, -1) if heads % n == 0
     )
     scores, mixed = ((some, T, K), (some, T, K)), ((some, T, T), (some, K, T))
-    attention = [Products(*sizes) for sizes in (scores, mixed)]
+    attention = [Products(*sizes, dtype) for sizes in (scores, mixed)]
 
     def step() -> None:
         for product in products:
@@ -280,8 +285,10 @@ def measure(
     with ExitStack() as stack:
         steps = {
             **our_steps(config, is_quick=is_quick),
-            "full_head": full_head_step(config),
-            "matmul_floor": matmul_step(config),
+            "full_head": full_head_step(config, None),
+            "full_head_bf16": full_head_step(config, torch.bfloat16),
+            "matmul_floor": matmul_step(config, torch.float32),
+            "matmul_floor_bf16": matmul_step(config, torch.bfloat16),
         }
         if python:
             steps |= stack.enter_context(torchdiff_steps(python, config, threads))
@@ -292,7 +299,7 @@ def measure(
                 if repeat:  # the first one warms up
                     times[name].append(seconds)
             print(f"  {repeat}/{repeats}", file=sys.stderr)
-    profile = operator_shares(our_step(config, "adamw"))
+    profile = operator_shares(our_step(config, "adamw", "auto"))
     return figures(config, {n: statistics.median(t) for n, t in times.items()}, times, profile)
 
 
@@ -308,24 +315,38 @@ def figures(
         pair = seconds.get(theirs), seconds.get(ours)
         return round(pair[0] / pair[1], 3) if pair[0] and pair[1] else None
 
+    own = "_bf16" if has_bf16(torch.device("cpu")) else ""  # what `auto` takes
+
+    def ours(precision: str) -> dict[str, float | None]:
+        return {
+            "vs_full_head": over(f"full_head{precision}", f"ours{precision}"),
+            "over_matmul_floor": over(f"ours{precision}", f"matmul_floor{precision}"),
+            # A step of nothing but its products could be no further ahead.
+            "vs_full_head_at_most": over(f"full_head{precision}", f"matmul_floor{precision}"),
+            "compiled_vs_full_head": over(f"full_head{precision}", f"ours_compiled{precision}"),
+            "compiled_over_matmul_floor": over(
+                f"ours_compiled{precision}", f"matmul_floor{precision}"
+            ),
+        }
+
+    theirs = {"": "_fp32", "_bf16": ""}  # torchdiff's in fp32, and as it comes
     return {
-        "tokens_per_second": round(tokens / seconds["ours"], 1),
-        "vs_full_head": over("full_head", "ours"),
-        "vs_torchdiff_default": over("torchdiff_default", "ours_muon"),
-        "vs_torchdiff_plain": over("torchdiff_plain", "ours"),
-        "over_matmul_floor": over("ours", "matmul_floor"),
-        # A step of nothing but its products could be no further ahead, in this precision.
-        "vs_full_head_at_most": over("full_head", "matmul_floor"),
-        "compiled": {
-            "vs_full_head": over("full_head", "ours_compiled"),
-            "vs_torchdiff_plain": over("torchdiff_plain", "ours_compiled"),
-            "over_matmul_floor": over("ours_compiled", "matmul_floor"),
-        },
+        "tokens_per_second": round(tokens / seconds[f"ours{own}"], 1),
+        "vs_torchdiff_default": over("torchdiff_default", f"ours_muon{own}"),
+        "vs_torchdiff_plain": over("torchdiff_plain", f"ours{own}"),
+        **ours(own),
+        "precision": "bf16" if own else "fp32",
         "in_one_precision": {
-            "vs_torchdiff_default_fp32": over("torchdiff_default_fp32", "ours_muon"),
-            "vs_torchdiff_plain_fp32": over("torchdiff_plain_fp32", "ours"),
-            "vs_torchdiff_default_bf16": over("torchdiff_default", "ours_muon_bf16"),
-            "vs_torchdiff_plain_bf16": over("torchdiff_plain", "ours_bf16"),
+            name: {
+                **ours(precision),
+                "vs_torchdiff_default": over(
+                    f"torchdiff_default{theirs[precision]}", f"ours_muon{precision}"
+                ),
+                "vs_torchdiff_plain": over(
+                    f"torchdiff_plain{theirs[precision]}", f"ours{precision}"
+                ),
+            }
+            for name, precision in (("fp32", ""), ("bf16", "_bf16"))
         },
         "default_mode_tokens": default_mode_tokens(config),
         "parameters": num_parameters(config.model),
@@ -371,7 +392,7 @@ def main() -> None:
             config, repeats[name], python, arguments.threads, is_quick=arguments.quick
         )
     keys = ("tokens_per_second", "vs_full_head", "vs_torchdiff_default", "vs_torchdiff_plain")
-    top = {key: shapes["micro"][key] for key in (*keys, "over_matmul_floor")}
+    top = {key: shapes["micro"][key] for key in (*keys, "over_matmul_floor", "precision")}
     found = {**top, "threads": arguments.threads, "seed": SEED, "repeats": repeats}
     report("train", {**found, "shapes": shapes, "differences": DIFFERENCES}, quick=arguments.quick)
 

@@ -7,14 +7,16 @@ from typing import Any
 
 WIDTH = 118
 ROWS = {
-    "ours": "ours, AdamW",
-    "ours_muon": "ours, Muon",
-    "ours_compiled": "ours, AdamW, blocks compiled",
+    "ours": "ours, AdamW, fp32",
+    "ours_muon": "ours, Muon, fp32",
+    "ours_compiled": "ours, AdamW, fp32, blocks compiled",
     "ours_bf16": "ours, AdamW, bf16 autocast",
     "ours_muon_bf16": "ours, Muon, bf16 autocast",
     "ours_compiled_bf16": "ours, AdamW, bf16, blocks compiled",
     "matmul_floor": "our matrix products alone, fp32",
+    "matmul_floor_bf16": "our matrix products alone, bf16",
     "full_head": "full head, AdamW, fp32",
+    "full_head_bf16": "full head, AdamW, bf16 autocast",
     "torchdiff_plain": "torchdiff plain, AdamW, bf16 as it comes",
     "torchdiff_plain_fp32": "torchdiff plain, AdamW, fp32",
     "torchdiff_default": "torchdiff default, Muon, bf16 as it comes",
@@ -43,13 +45,25 @@ def train_block(facts: dict[str, Any]) -> str:
     for name, s in shapes.items():
         largest = list(s["operator_shares"].items())[:SHOWN_OPERATORS]
         parts = ", ".join(f"`{operator}` {share:.1%}" for operator, share in largest)
-        text = (
-            f"{name}: {s['vs_full_head']:.2f} times as fast as the full head (its products alone "
-            f"would be {s['vs_full_head_at_most']:.2f} times), {s['over_matmul_floor']:.2f} times "
-            f"the time of its products. Where our step's time goes, by operator: {parts}."
-        )
+        text = f"{name}, {ratios(s)} Where its time goes, by operator: {parts}."
         lines += ["", fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
     return "\n".join(lines)
+
+
+def ratios(shape: dict[str, Any]) -> str:
+    """What a shape says in the precision of `auto`."""
+    found = (
+        f"in {shape['precision']}, which `auto` takes on this CPU: {shape['vs_full_head']:.2f} "
+        f"times as fast as the full head (its products alone would be "
+        f"{shape['vs_full_head_at_most']:.2f} times), {shape['over_matmul_floor']:.2f} times the "
+        "time of its products"
+    )
+    default, plain = shape["vs_torchdiff_default"], shape["vs_torchdiff_plain"]
+    if default and plain:
+        found += (
+            f"; {default:.2f} and {plain:.2f} times as fast as torchdiff's default and plain step"
+        )
+    return found + "."
 
 
 def attention_block(facts: dict[str, Any]) -> str:

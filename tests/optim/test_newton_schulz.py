@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from diffurefill import runtime
 from diffurefill.optim import newton_schulz
 from diffurefill.optim.newton_schulz import (
     Iteration,
@@ -128,6 +129,14 @@ def test_what_is_not_finite_comes_out_as_nan_either_way(bad):
     matrix[3, 4] = bad
     assert orthogonalise(matrix[None]).isnan().any()
     assert orthogonalise_spectral(matrix).isnan().all()
+
+
+def test_where_the_cpu_has_bf16_products_beat_the_decomposition(monkeypatch):
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: True)
+    cpu = torch.device("cpu")
+    assert Iteration().dtype_on(cpu) == torch.bfloat16
+    assert not spectral_pays((256, 1024), cpu, Iteration())
+    assert spectral_pays((256, 1024), cpu, Iteration(dtype=torch.float32))
 
 
 def test_large_matrices_on_cpu_go_by_their_spectrum():

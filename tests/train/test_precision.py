@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from diffurefill import runtime
 from diffurefill.config import TrainConfig, UserError
 from diffurefill.data.packing import PackingCounts
 from diffurefill.optim import loss_scale
 from diffurefill.optim.loss_scale import LossScale
-from diffurefill.runtime import training_dtype, writing_dtype
+from diffurefill.runtime import measuring_dtype, training_dtype, writing_dtype
 from diffurefill.train import gradients
 from diffurefill.train.metrics import IntervalMetrics
 
@@ -47,8 +48,18 @@ def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
             training_dtype(CUDA, "bf16")
 
 
-def test_a_cpu_trains_in_fp32_unless_asked_and_never_in_fp16() -> None:
-    assert training_dtype(CPU, "auto") is None
+@pytest.mark.parametrize("native", [True, False])
+def test_a_cpu_trains_in_bf16_where_it_has_it_and_measures_in_fp32(
+    monkeypatch: pytest.MonkeyPatch, native: bool
+) -> None:
+    monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: native)
+    assert training_dtype(CPU, "auto") == (torch.bfloat16 if native else None)
+    assert training_dtype(CPU, "fp32") is None
+    assert writing_dtype(CPU) == torch.float32
+    assert measuring_dtype(CPU) is None
+
+
+def test_a_cpu_never_trains_in_fp16() -> None:
     assert training_dtype(CPU, "bf16") == torch.bfloat16
     with pytest.raises(UserError, match="fp16 is for GPUs without bf16: set auto"):
         step(*build(), rows(), with_precision("fp16"))

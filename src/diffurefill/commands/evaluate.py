@@ -55,7 +55,7 @@ class Evaluate:
     weights: str | None = None
     """Of a run: ema, global, swa, last-3 ...; its newest EMA by default."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: bfloat16 where the hardware has it."""
+    """auto: float32 on a CPU, bfloat16 on a GPU that has it."""
     max_length: int | None = None
     """Tokens of a row; the length of training by default."""
     batch_tokens: int | None = None

@@ -15,7 +15,7 @@ from diffurefill.decode.generate import generate
 from diffurefill.evaluate.harness.lm import DiffusionLM, Fill
 from diffurefill.evaluate.likelihood.scorer import Scorer, ScoringModel
 from diffurefill.fleet.loading import LoadedModel, left_to_right, load
-from diffurefill.runtime import autocast_dtype, default_device, philox, without_folders
+from diffurefill.runtime import default_device, measuring_dtype, philox, without_folders
 
 Precision = Literal["auto", "float32", "bfloat16"]
 HF, RANDOM = "hf:", "random:"
@@ -98,7 +98,7 @@ def filler(model: LoadedModel, scoring: ScoringModel, decode: str) -> Fill:
 def _dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     """What to autocast to; None for float32."""
     if precision == "auto":
-        return autocast_dtype(device)
+        return measuring_dtype(device)
     return torch.bfloat16 if precision == "bfloat16" else None
 
 

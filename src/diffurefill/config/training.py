@@ -87,8 +87,8 @@ class TrainConfig:
     """Share of the blocks whose activations are kept for the backward pass; those of the others are
     computed again, which costs up to a third of the speed. Never changes the result."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Arithmetic over fp32 weights and gradients. auto: bf16 where a GPU has it, fp16 with loss
-    scaling on one that does not, fp32 on CPU."""
+    """Arithmetic over fp32 weights and gradients. auto: bf16 where a GPU or CPU has it, fp16 with
+    loss scaling on a GPU that does not, fp32 on other CPUs."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Blocks as compiled graphs. auto: on a GPU of sm_80 or later; on: on a CPU too. A machine that
     cannot compile trains without, and says so."""

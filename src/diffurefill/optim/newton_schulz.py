@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffurefill.runtime import autocast_dtype
+from diffurefill.runtime import has_bf16
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Keller Jordan's: the steepest start, at the price of ending near 1 and not at it."""
@@ -40,7 +40,7 @@ class Iteration(NamedTuple):
     """None: bf16 where the hardware has it, else fp32."""
 
     def dtype_on(self, device: torch.device) -> torch.dtype:
-        return self.dtype or autocast_dtype(device) or torch.float32
+        return self.dtype or (torch.bfloat16 if has_bf16(device) else torch.float32)
 
 
 DEFAULT = Iteration()
@@ -68,12 +68,14 @@ def orthogonalise(matrices: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
 def spectral_pays(shape: tuple[int, int], device: torch.device, iteration: Iteration) -> bool:
     """Whether `orthogonalise_spectral` is the faster way for a matrix of `shape`.
 
-    On CPU only; in bf16 only for oblong matrices, as the decomposition itself stays in fp32.
+    On CPU only; in bf16 only for oblong matrices, as the decomposition itself stays in fp32, and
+    for very oblong ones where the CPU has bf16.
     """
     if device.type != "cpu" or min(shape) < SPECTRAL_FROM:
         return False
-    dtype = iteration.dtype_on(device)
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and max(shape) >= 2 * min(shape))
+    if iteration.dtype_on(device) == torch.bfloat16:
+        return max(shape) >= (6 if has_bf16(device) else 2) * min(shape)
+    return iteration.dtype_on(device) == torch.float32
 
 
 def orthogonalise_spectral(matrix: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
