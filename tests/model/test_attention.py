@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import diffurefill.model.attention as attention_module
 from diffurefill.config import UserError
+from diffurefill.model import dense_attention
 from diffurefill.model.attention import attention, segments_from_doc_ids
 from diffurefill.model.document_loop import attend_per_document
 from tests.model.attention_cases import (
@@ -254,3 +255,34 @@ def test_varlen_trains_as_the_plain_loop_does(case, causal, ids_on):
     )
     for fast, slow in zip(ours, plain, strict=True):
         torch.testing.assert_close(fast, slow, atol=3e-2, rtol=3e-2)
+
+
+@CAUSAL
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("backend", ["sdpa", "loop"])
+def test_gradients_by_products_in_bf16_are_near_those_of_fp32(backend, case, causal, monkeypatch):
+    doc_ids = CASES[case]
+    plain = result_and_gradients(
+        lambda q, k, v: loop_over_documents(q, k, v, doc_ids, causal), doc_ids
+    )
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend=backend, dtype=torch.bfloat16)
+
+    def in_bf16(q, k, v):
+        return attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), segments).float()
+
+    ours = result_and_gradients(in_bf16, doc_ids)
+    for fast, slow in zip(ours, plain, strict=True):
+        assert (fast - slow).norm() <= 0.02 * slow.norm() + 1e-6
+
+
+def test_gradients_by_products_do_not_depend_on_how_many_scores_are_made_at_once(monkeypatch):
+    q, k, v = (x.bfloat16() for x in qkv(3, 40))
+    grad, mask = torch.ones_like(q), torch.rand(3, 1, 40, 40) > 0.5
+    mask |= torch.eye(40, dtype=torch.bool)
+    for seen, causal in ((mask, False), (mask[:1], False), (None, False), (None, True)):
+        whole = dense_attention.gradients_by_products(grad, q, k, v, seen, causal=causal)
+        monkeypatch.setattr(dense_attention, "SCORES_AT_ONCE", 1)
+        single = dense_attention.gradients_by_products(grad, q, k, v, seen, causal=causal)
+        monkeypatch.undo()
+        for a, b in zip(whole, single, strict=True):
+            close(a, b, atol=2e-2, rtol=2e-2)

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from diffurefill.model.backends import Shape, check_backend, choose_backend, hardware_of
+from diffurefill.model.dense_attention import dense_attention
 from diffurefill.model.document_loop import attend_per_document
 from diffurefill.model.segments import (
     Backend,
@@ -80,9 +80,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
     if isinstance(mask, Packed):
         _check("varlen", q, k, v)
         return _varlen(q, k, v, mask, causal)
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    return dense_attention(q, k, v, mask, causal=causal and mask is None)
 
 
 def _check(backend: Backend, q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diffurefill.model.dense_attention import by_products, gradients_by_products
+
 _attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _attend_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -76,10 +78,18 @@ def _per_document_backward(
             dk_d.zero_()
             dv_d.copy_(grad_d)
         else:
-            parts = _attend_backward(grad_d, *saved, 0.0, causal)
+            parts = _gradients(grad_d, *saved, causal)
             for target, part in zip((dq_d, dk_d, dv_d), parts, strict=True):
                 target.copy_(part)
     return dq, dk, dv
+
+
+def _gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if by_products(q):
+        return gradients_by_products(grad, q, k, v, None, causal=causal)
+    return _attend_backward(grad, q, k, v, out, lse, 0.0, causal)
 
 
 @_per_document_backward.register_fake
