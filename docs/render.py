@@ -22,7 +22,7 @@ from data_blocks import lineage_block, pipeline_block, reader_block, resume_bloc
 from evaluation_blocks import evaluate_block, likelihood_block
 from memory_block import memory_block
 from pilot_block import decode_block, pilot_block, speed_block
-from train_block import attention_block, optimizer_block, train_block
+from train_block import attention_block, optimizer_block, precision_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -223,6 +223,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "lineage": lineage_block,
     "pilot": pilot_block,
     "pipeline": pipeline_block,
+    "precision": precision_block,
     "reader": reader_block,
     "resume": resume_block,
     "attention": attention_block,
