@@ -24,8 +24,9 @@ from diffurefill.store.base import new_nonce
 from diffurefill.store.durable import removed_at_exit, replace_durably
 from diffurefill.train.directfile import DirectFile
 
-CHUNK_ELEMENTS = 1 << 18
-"""Elements read, combined and written at a time: the working set stays in cache (1 MB in fp32)."""
+CHUNK_ELEMENTS = 1 << 19
+"""Elements read, combined and written at a time, 2 MB in fp32: half as many would be written in
+pieces that a disk takes slower, twice as many leave the caches."""
 
 DTYPES = {
     "F64": torch.float64,
