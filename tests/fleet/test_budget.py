@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.fleet.budget import HOUR, MERGER_PARTS, CommitBudget
+from diffurefill.fleet.budget import HOUR, MERGER_PARTS, CommitPart
 
 
 @given(
@@ -16,11 +16,11 @@ def test_signs_of_life_never_fill_a_part(
 ) -> None:
     """Whatever was published before, the commit of a log or beat is not the one too many."""
     now, times = 0.0, list[float]()
-    budget = CommitBudget(per_hour, 1, lambda: now)
+    part = CommitPart(per_hour, 1, lambda: now)
     for wait, is_needed in events:
         now += wait
-        if is_needed or budget.has_room(num_workers):
-            budget.spend()
+        if is_needed or part.has_room(num_workers):
+            part.spend()
             times.append(now)
             in_hour = sum(now - HOUR <= at for at in times)
             assert is_needed or in_hour <= per_hour / (num_workers + MERGER_PARTS)
@@ -28,18 +28,18 @@ def test_signs_of_life_never_fill_a_part(
 
 def test_a_part_is_used_and_comes_back_after_an_hour() -> None:
     now = 0.0
-    budget = CommitBudget(12, MERGER_PARTS, lambda: now)
+    part = CommitPart(12, MERGER_PARTS, lambda: now)
     num_spent = 0
-    while budget.has_room(4):
-        budget.spend()
+    while part.has_room(4):
+        part.spend()
         num_spent += 1
     assert num_spent == 3  # four fifths of 12 * 2 / 6
     now = HOUR + 1.0
-    assert budget.has_room(4)
+    assert part.has_room(4)
 
 
 def test_without_a_limit_there_is_always_room() -> None:
-    budget = CommitBudget(0, 1, lambda: 0.0)
+    part = CommitPart(0, 1, lambda: 0.0)
     for _ in range(1000):
-        budget.spend()
-    assert budget.has_room(4)
+        part.spend()
+    assert part.has_room(4)

@@ -102,7 +102,7 @@ def test_compaction_gives_back_old_globals_and_payloads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fleet_config", [replace(FLEET, commits_per_hour=60)])
-def test_a_budget_of_commits_silences_logs_before_contributions(
+def test_a_part_of_the_commits_silences_logs_before_contributions(
     tmp_path: Path, fleet_config: FleetConfig
 ) -> None:
     fleet = FakeFleet(MemoryStore(), tmp_path, replace(fleet_config, log_seconds=5.0))

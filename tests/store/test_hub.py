@@ -309,7 +309,7 @@ def test_a_lookup_opens_no_manifest_but_the_one_it_finds(hub: Hub, hub_store: Hu
     assert searcher.lookup("main", "never") is None
 
 
-def test_commits_have_a_budget_by_the_hour(hub: Hub, hub_store: HubStore) -> None:
+def test_commits_have_a_limit_by_the_hour(hub: Hub, hub_store: HubStore) -> None:
     now = [1000.0]
     store = HubStore(URI, create=False, commits_per_hour=2, clock=lambda: now[0])
     first = store.publish("main", {"a": b"1"}, expect=None)

@@ -2,7 +2,8 @@
 
 What a generation needs is always published: one commit a worker, two by the merger (the global and
 what follows it). Logs and beats, which only show that somebody lives, take what is left of the
-process's own part. Source: spec fleet.md I17, 5.0.
+process's own part. The store's own limit, where it has one, is kept there (CommitLimit of
+hub_client.py, which answers Busy). Source: spec fleet.md I17, 5.0.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ FOR_SIGNS = 0.8
 sooner than the last ones did, or for a start."""
 
 
-class CommitBudget:
-    """`per_hour` is the whole fleet's (0: no limit), `parts` this process's of one per worker and
-    two for the merger."""
+class CommitPart:
+    """Counts every commit and refuses none; says whether one that can wait still fits.
+
+    `per_hour` is the whole fleet's (0: no limit), `parts` this process's of one per worker and
+    two for the merger.
+    """
 
     def __init__(self, per_hour: int, parts: int, clock: Callable[[], float]) -> None:
         self._per_hour, self._parts, self._clock = per_hour, parts, clock

@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 
 from diffurefill.fleet import records
-from diffurefill.fleet.budget import CommitBudget
+from diffurefill.fleet.budget import CommitPart
 from diffurefill.fleet.log import WorkerLog
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import Contribution, Registration, State
@@ -54,7 +54,7 @@ class WorkerLane:
         self._version: Version | None = None
         self._unsettled: Publication | None = None
         """A publish of the log whose outcome was in doubt when training went on."""
-        self._budget = CommitBudget(run.config.fleet.commits_per_hour, 1, clock)
+        self._part = CommitPart(run.config.fleet.commits_per_hour, 1, clock)
         self._pushed_log_at = clock()
 
     def register(self, machine: str) -> Generator[float, None, Contribution | None]:
@@ -134,9 +134,7 @@ class WorkerLane:
         of commits, logs take no more than this worker's share among `live` workers and a merger.
         """
         fleet = self._run.config.fleet
-        if self._clock() - self._pushed_log_at < fleet.log_seconds or not self._budget.has_room(
-            live
-        ):
+        if self._clock() - self._pushed_log_at < fleet.log_seconds or not self._part.has_room(live):
             return
         yield 0.0
         changes: dict[str, Change] = {self._paths.log: self.log.content()}
@@ -171,7 +169,7 @@ class WorkerLane:
     def _settle(self, version: Version) -> None:
         self._version, self._unsettled = version, None
         self._pushed_log_at = self._clock()
-        self._budget.spend()
+        self._part.spend()
 
     def _registration_json(self) -> bytes:
         return dump_json(records.to_json(self.registration))

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from diffurefill.fleet import protocol, records
-from diffurefill.fleet.budget import MERGER_PARTS, CommitBudget
+from diffurefill.fleet.budget import MERGER_PARTS, CommitPart
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Fenced, Run, Snapshot
@@ -44,7 +44,7 @@ class Term:
         self.merger_id = merger_id
         self.now: Snapshot
         self.published_at = clock()
-        self._budget = CommitBudget(run.config.fleet.commits_per_hour, MERGER_PARTS, clock)
+        self._part = CommitPart(run.config.fleet.commits_per_hour, MERGER_PARTS, clock)
 
     @property
     def state(self) -> State:
@@ -95,7 +95,7 @@ class Term:
         """Show that this merger lives, when nothing else was published for a while."""
         lease = self._run.config.fleet.lease_seconds
         due = self._clock() - self.published_at >= lease / BEATS_PER_LEASE
-        if due and self._budget.has_room(len(live)):
+        if due and self._part.has_room(len(live)):
             yield from self.publish(protocol.beaten(self.state, live), {})
 
     def release(self) -> None:
@@ -133,7 +133,7 @@ class Term:
     def hold(self, version: Version, state: State) -> None:
         self.now = Snapshot(version, state)
         self.published_at = self._clock()
-        self._budget.spend()
+        self._part.spend()
 
     def _fenced(self) -> Fenced:
         return Fenced(

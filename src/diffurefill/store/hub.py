@@ -84,7 +84,7 @@ class HubStore:
     ) -> None:
         """Opens the run; `create` makes a private repository where there is none.
 
-        `clock` gives monotonic seconds, for the commit budget. Raises UserError, Denied or Busy.
+        `clock` gives monotonic seconds, for the commit limit. Raises UserError, Denied or Busy.
         """
         self.uri = uri
         self._repo = HubRepo(uri, commits_per_hour=commits_per_hour, clock=clock)

@@ -1,4 +1,4 @@
-"""Manners of a hub client: time limits, what errors mean, a commit budget, verified downloads.
+"""Manners of a hub client: time limits, what errors mean, a commit limit, verified downloads.
 
 The hub's own client waits for ever by default, retries some requests and not others, and tells a
 lost compare-and-swap from a lost connection by classes of several libraries. All of that is
@@ -191,10 +191,11 @@ def _retry_after(response: httpx2.Response) -> float:
 HOUR = 3600.0
 
 
-class CommitBudget:
+class CommitLimit:
     """Commits of this process in any hour; the hub is known to refuse more than 128.
 
-    Counts what was asked for, also what the hub then refused: nobody says what it counts.
+    Counts what was asked for, also what the hub then refused: nobody says what it counts. Which
+    commits a fleet does without long before that is fleet/budget.py's question.
     """
 
     def __init__(self, per_hour: int, clock: Callable[[], float]) -> None:

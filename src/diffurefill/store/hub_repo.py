@@ -22,7 +22,7 @@ from diffurefill.config import UserError
 from diffurefill.store.base import MAIN, Busy, Denied, NotFound, Ref, StoreError
 from diffurefill.store.hub_client import (
     PASSING_PAUSE,
-    CommitBudget,
+    CommitLimit,
     NoRepository,
     download,
     hub_errors,
@@ -45,7 +45,7 @@ class HubRepo:
         self._token = os.environ.get("HF_TOKEN") or None
         self._api = HfApi(endpoint=self._endpoint, token=self._token)
         self._uploads = Uploads(self._api, self.id)
-        self._budget = CommitBudget(commits_per_hour, clock)
+        self._limit = CommitLimit(commits_per_hour, clock)
         self._start: str | None = None
 
     # --- the repository ---
@@ -126,7 +126,7 @@ class HubRepo:
 
     def commit(self, branch: str, operations: list[Operation], *, parent: str, title: str) -> str:
         """Id of the new commit. One request; Conflict when the head is not `parent`."""
-        self._budget.spend()
+        self._limit.spend()
         with self._errors(f"publishing {branch}", unsure=True):
             made = self._api.create_commit(
                 self.id, operations, commit_message=title, revision=branch, parent_commit=parent
@@ -135,7 +135,7 @@ class HubRepo:
 
     def squash(self, branch: str, title: str) -> None:
         """Ask for it; passing trouble is swallowed, because only the head tells what happened."""
-        self._budget.spend()
+        self._limit.spend()
         with contextlib.suppress(Busy), self._errors(f"squashing {branch}"):
             self._api.super_squash_history(self.id, branch=branch, commit_message=title)
 
