@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from diffurefill.cli import main
 from diffurefill.config import UserError
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
@@ -76,6 +77,30 @@ def test_weights_that_a_run_does_not_have(run: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no SWA is kept; fleet\.swa_from_step"):
         load(bare, "swa")
     assert [m.name.split(",")[0] for m in models_at(bare)] == ["global"]
+
+
+def test_several_kinds_are_asked_for_by_the_names_that_one_is(run: str, work: Path) -> None:
+    asked = ["last-2", "last-9", "swa", "last-3"]
+    assert [m.name.split(",")[0] for m in models_at(run, asked)] == ["last-2", "swa", "last-3"]
+    two = next(models_at(run, asked)).denoiser.state_dict()
+    for name, tensor in mean(work, 3, 4).items():
+        torch.testing.assert_close(two[name].cpu(), tensor, rtol=0, atol=1e-6)
+    with pytest.raises(UserError, match="last-9 needs 9"):
+        next(models_at(run, ["last-9"]))
+    with pytest.raises(UserError, match="name the weights: ema"):
+        next(models_at(run, []))
+    for where in (run, str(work)):  # whatever is there
+        with pytest.raises(UserError, match="no weights 'best': ask for ema"):
+            next(models_at(where, ["swa", "best"]))
+
+
+def test_only_what_is_published_can_be_followed(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = ["--follow", "--until", "1", "--log", str(tmp_path / "log.jsonl")]
+    assert main(["probe", run, *log, "--weights", "ema", "last-2"]) == 2
+    assert "nobody publishes last-2: follow global, ema, swa" in capsys.readouterr().err
+    assert not (tmp_path / "log.jsonl").exists()
 
 
 def test_a_train_folder_has_one_set_of_weights(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_a_run_shows_the_weights_that_it_has(folder: Path) -> None:
     store = str(folder / "store")
     found = list(score_models([store, str(folder / "a")], Asked()))
     assert [f.model for f in found] == [f"{store}: global, generation 0", str(folder / "a")]
-    with pytest.raises(UserError, match="no swa yet"):
+    with pytest.raises(UserError, match="no SWA is kept"):
         list(score_models([store], Asked(), ["swa"]))
 
 

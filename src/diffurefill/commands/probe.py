@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from tyro.conf import Positional
@@ -30,8 +30,8 @@ class Probe:
     """A probe file (probe.safetensors) for all models, instead of each one's own."""
     facts: Path | None = None
     """A fact probe, made by `diffurefill probe facts`."""
-    weights: tuple[Literal["global", "ema", "swa"], ...] = ("global", "ema", "swa")
-    """Which weights of a run to ask, where it has them."""
+    weights: tuple[str, ...] = ("global", "ema", "swa")
+    """Which weights of a run to ask, where it has them: global, ema, swa, last-3 ..."""
     json: bool = False
     """Print every figure, per row too, as JSON."""
     follow: bool = False

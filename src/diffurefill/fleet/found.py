@@ -28,7 +28,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.fleet import exported, records
 from diffurefill.fleet.alone import is_train_folder
 from diffurefill.fleet.run import Run, open_run
-from diffurefill.fleet.weights import describe, weights_of
+from diffurefill.fleet.weights import KINDS, NotThere, describe, require_known, weights_of
 from diffurefill.train.checkpoint import newest_weights
 
 _HUB = re.compile(r"(hf://)?([\w.-]+/[\w.-]+)(@[\w./-]+)?")
@@ -65,13 +65,27 @@ def find(where: str, kind: str | None, cache: Path) -> Found:
 
 
 def find_each(where: str, kinds: Sequence[str], cache: Path) -> list[Found]:
-    """As many of the kinds as a run has by now; of anything else the one model that it holds."""
+    """As many of the kinds as a run has by now; of anything else the one model that it holds.
+
+    UserError for a kind that no run has, and where a run has none of them.
+    """
+    if not kinds:
+        raise UserError(f"name the weights: {KINDS}")
+    for kind in kinds:
+        require_known(kind)
     place = locate(where, cache)
     if not isinstance(place, Run):
         return [place]
-    state = place.snapshot().state
-    missing = {kind for kind in ("ema", "swa") if getattr(state, kind) is None}
-    return [found_in_run(place, kind) for kind in kinds if kind not in missing]
+    found: list[Found] = []
+    missing: list[NotThere] = []
+    for kind in kinds:
+        try:
+            found.append(found_in_run(place, kind))
+        except NotThere as error:
+            missing.append(error)
+    if not found:
+        raise missing[0]
+    return found
 
 
 def locate(where: str, cache: Path) -> Run | Found:

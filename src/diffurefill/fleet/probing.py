@@ -18,9 +18,8 @@ from diffurefill.fleet.found import find_each, found_in_run
 from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.fleet.run import open_run
 from diffurefill.fleet.start import drive
+from diffurefill.fleet.weights import PUBLISHED
 from diffurefill.train.checkpoint import load_weights
-
-KINDS = ("global", "ema", "swa")
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Asked:
 
 
 def score_models(
-    places: Sequence[str], asked: Asked, weights: Sequence[str] = KINDS
+    places: Sequence[str], asked: Asked, weights: Sequence[str] = PUBLISHED
 ) -> Iterator[Scores]:
     """The scores of every model at `places`, each as soon as it is known. Raises UserError at the
     first whose probes are not those of the first model."""
@@ -52,14 +51,11 @@ def score_models(
             yield found
 
 
-def models_at(where: str, weights: Sequence[str] = KINDS) -> Iterator[LoadedModel]:
+def models_at(where: str, weights: Sequence[str] = PUBLISHED) -> Iterator[LoadedModel]:
     """Of a run those of `weights` that it has; of anything else the one model that it holds."""
     with tempfile.TemporaryDirectory() as cache:
-        found = find_each(where, weights, Path(cache))
-        if not found:
-            raise UserError(f"{where} has no {' or '.join(weights)} yet")
-        for each in found:
-            yield build(each)
+        for found in find_each(where, weights, Path(cache)):
+            yield build(found)
 
 
 def score_model(model: LoadedModel, name: str, asked: Asked) -> Scores:
@@ -117,7 +113,15 @@ def follow_run(
     until: int | None,
     report: Callable[[str], None],
 ) -> None:
-    """Probe each generation of the run at `uri` as it is published; see following.py."""
+    """Probe each generation of the run at `uri` as it is published; see following.py.
+
+    Raises UserError for `kinds` that are never published.
+    """
+    if made := [kind for kind in kinds if kind not in PUBLISHED]:
+        raise UserError(
+            f"nobody publishes {', '.join(made)}: follow {', '.join(PUBLISHED)}, and probe a mean "
+            "of the last globals without --follow"
+        )
     with tempfile.TemporaryDirectory() as cache:
         run = open_run(uri, Path(cache))
         model = build(found_in_run(run, "global"))

@@ -15,8 +15,13 @@ from diffurefill.fleet.records import Average, State
 from diffurefill.fleet.run import Run, Snapshot
 from diffurefill.store.base import NotFound, Ref, read_json
 
+PUBLISHED = ("global", "ema", "swa")
 KINDS = "ema, global, swa, or last-3 for the mean of the last three globals"
 _LAST = re.compile(r"last-([1-9]\d*)")
+
+
+class NotThere(UserError):
+    """Weights of a known kind that this run does not have, or not yet."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,11 @@ class Weights:
 def weights_of(run: Run, now: Snapshot, kind: str | None) -> Weights:
     """The run's newest weights of the kind; None: the EMA, or the global before there is one.
 
-    UserError for a kind that is not known, or that this run does not have.
+    UserError for a kind that is not known, NotThere for one that this run does not have.
     """
     if kind is None:
         kind = "global" if now.state.ema is None else "ema"
+    require_known(kind)
     last = _LAST.fullmatch(kind)
     if last is not None:
         return _mean_of_last(run, now, int(last[1]))
@@ -47,15 +53,18 @@ def weights_of(run: Run, now: Snapshot, kind: str | None) -> Weights:
         return Weights(path, kind, (now.state.gen,), 1)
     if kind == "ema":
         return _average(run, now.state.ema, kind, "no EMA has been published yet")
-    if kind == "swa":
-        why = "no SWA is kept; fleet.swa_from_step says from which step on"
-        return _average(run, now.state.swa, kind, why)
-    raise UserError(f"no weights {kind!r}: ask for {KINDS}")
+    why = "no SWA is kept; fleet.swa_from_step says from which step on"
+    return _average(run, now.state.swa, kind, why)
+
+
+def require_known(kind: str) -> None:
+    if kind not in PUBLISHED and not _LAST.fullmatch(kind):
+        raise UserError(f"no weights {kind!r}: ask for {KINDS}")
 
 
 def _average(run: Run, found: Average | None, kind: str, why_none: str) -> Weights:
     if found is None:
-        raise UserError(f"{run.store.uri}: {why_none}; ask for other weights ({KINDS})")
+        raise NotThere(f"{run.store.uri}: {why_none}; ask for other weights ({KINDS})")
     return Weights(run.fetch(found.ref), kind, (found.gen,), found.count)
 
 
@@ -72,7 +81,7 @@ def _mean_of_last(run: Run, now: Snapshot, k: int) -> Weights:
         if path is not None:
             paths[gen] = path
     if len(paths) < k:
-        raise UserError(
+        raise NotThere(
             f"{run.store.uri}: of its globals {len(paths)} are kept "
             f"({', '.join(map(str, paths)) or 'none'}), last-{k} needs {k}; ask for fewer, and set "
             "fleet.snapshot_every in the next run"

@@ -13,13 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from diffurefill.config import HELD_OUT, UserError
+from diffurefill.config import HELD_OUT
 from diffurefill.evaluate.scores import Scores, differences
 from diffurefill.evaluate.statistics import Interval
 from diffurefill.fleet.found import found_in_run
 from diffurefill.fleet.loading import build
 from diffurefill.fleet.probing import Asked, score_model
 from diffurefill.fleet.run import Run
+from diffurefill.fleet.weights import NotThere
 from diffurefill.store.base import sha256_file
 
 LAST = (3, 5)
@@ -96,7 +97,7 @@ def pick_weights(
     for kind in ("global", "ema", "swa", *(f"last-{k}" for k in last)):
         try:
             found = found_in_run(run, kind)
-        except UserError as error:
+        except NotThere as error:
             # The result is for everyone to read: it does not say where the run lies.
             missing[kind] = str(error).removeprefix(f"{run.store.uri}: ")
             continue
