@@ -64,7 +64,7 @@ def gradients_by_products(
     B, H, T, _ = q.shape
     if causal:
         mask = torch.ones(1, 1, T, T, dtype=torch.bool).tril()
-    found = tuple(torch.empty_like(x) for x in (q, k, v))
+    found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows, heads = max(1, SCORES_AT_ONCE // (H * T * T)), max(1, SCORES_AT_ONCE // (T * T))
     for r in range(0, B, rows):
         seen = mask if mask is None or len(mask) == 1 else mask[r : r + rows]

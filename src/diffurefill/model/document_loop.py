@@ -78,7 +78,7 @@ def _per_document_backward(
             dk_d.zero_()
             dv_d.copy_(grad_d)
         else:
-            parts = _gradients(grad_d, *saved, causal)
+            parts = _gradients(grad_d, *saved, causal=causal)
             for target, part in zip((dq_d, dk_d, dv_d), parts, strict=True):
                 target.copy_(part)
     return dq, dk, dv
