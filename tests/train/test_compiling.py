@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
+from diffurefill.cli import main
 from diffurefill.config import ModelConfig
 from diffurefill.model import backends
 from diffurefill.model.denoiser import EAGER, Denoiser
@@ -131,3 +132,24 @@ def test_compiled_code_is_kept_unless_the_user_has_a_place_for_it(
     assert compiling.keep_compiled_code() == tmp_path / "diffurefill" / "compiled"
     assert os.environ[CACHE_VARIABLE] == str(tmp_path / "diffurefill" / "compiled")
     assert build().training_calls is EAGER
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_doctor_tells_the_size_of_what_was_compiled_and_changes_nothing(
+    is_there: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "diffurefill" / "compiled"
+    if is_there:
+        (folder / "ab").mkdir(parents=True)
+        (folder / "ab" / "graph").write_bytes(bytes(3_000_000))
+        (folder / "graph").write_bytes(bytes(400_000))
+    assert main(["doctor"]) == 0
+    size = 3.4 if is_there else 0.0
+    assert f"compiled     {size} MB of code in {folder}," in capsys.readouterr().out
+    assert CACHE_VARIABLE not in os.environ
+    assert folder.exists() == is_there

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -44,6 +45,7 @@ class Doctor:
         for name, value in doctor().items():
             say(f"{name:<12} {value}")
         say(f"{'products':<12} {_products()}")
+        say(f"{'compiled':<12} {_compiled_code()}")
         if self.store is not None:
             open_store(self.store).selftest()
             say(f"{'store':<12} {self.store}: conditional writes are honoured")
@@ -97,6 +99,16 @@ def _products() -> str:
     plain = peak_of(device, torch.float32)
     pays = "; worth a try: train.precision bf16, --dtype bfloat16"
     return f"{plain.what}; {half.what}{pays if half.flops > 1.5 * plain.flops else ''}"
+
+
+def _compiled_code() -> str:
+    from diffurefill.train.compiling import code_folder
+
+    folder, size = code_folder(), 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # of a run that is compiling
+            size += path.lstat().st_size if path.is_file() else 0
+    return f"{size / 1e6:.1f} MB of code in {folder}, which may be deleted"
 
 
 def table(found: list[Footprint], usable: float) -> list[str]:

@@ -81,12 +81,19 @@ def why_not_compiled(error: BaseException) -> str | None:
 
 
 def keep_compiled_code() -> Path:
-    """The folder of compiled code. Torch's own is below the temporary folder, which does not
+    """Have torch keep compiled code in `code_folder`, which is returned."""
+    folder = code_folder()
+    os.environ[CACHE_VARIABLE] = str(folder)
+    return folder
+
+
+def code_folder() -> Path:
+    """Where compiled code is kept. Torch's own folder is below the temporary one, which does not
     outlive a machine's restart; a user's choice stands."""
-    if CACHE_VARIABLE not in os.environ:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        os.environ[CACHE_VARIABLE] = str(Path(caches) / "diffurefill" / "compiled")
-    return Path(os.environ[CACHE_VARIABLE])
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        return Path(chosen)
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(caches) / "diffurefill" / "compiled"
 
 
 def _leave_open(segments: Segments) -> None:

@@ -22,8 +22,8 @@ from diffurefill.model.fastest import fastest_backend
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import default_device, training_dtype
 from diffurefill.train.compiling import (
+    code_folder,
     compile_blocks,
-    keep_compiled_code,
     run_eagerly,
     why_eager,
     why_not_compiled,
@@ -158,7 +158,7 @@ class Trainer:
         reason = why_eager(device, config.train.compile)
         if reason is None:
             compile_blocks(self.model)
-            self._report(f"blocks: compiled, with code kept in {keep_compiled_code()}")
+            self._report(f"blocks: compiled, with code kept in {code_folder()}")
         elif config.train.compile == "on" or device.type == "cuda":
             self._report(f"blocks: eager, for {reason}")
         if device.type == "cuda" and self.model.attention_backend is None:
