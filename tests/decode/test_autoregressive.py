@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,44 @@ def test_a_rule_ends_rows_and_changes_nothing_before(
     assert ended.num_forward_passes == max(lengths)
 
 
+class Counted:
+    """A causal model that counts the positions it is given, call by call."""
+
+    def __init__(self, model: Denoiser) -> None:
+        self.model, self.shapes = model, list[tuple[int, ...]]()
+
+    def __call__(self, canvas: torch.Tensor, *args: Any) -> torch.Tensor:
+        self.shapes.append(tuple(canvas.shape))
+        return self.model(canvas, *args)
+
+
+@pytest.mark.parametrize("prompt_lengths", [(3, 3, 3, 3), (1, 5, 2, 3)])
+def test_rows_that_ended_are_not_read_again(
+    model: Denoiser, prompt_lengths: tuple[int, ...]
+) -> None:
+    """By a rule, or because the gap is full; the others go on as if alone."""
+    prompts = [[5 + i + b for i in range(n)] for b, n in enumerate(prompt_lengths)]
+    canvas, seeds = continuation(prompts, [12, 12, 7, 12], specials(), max_tokens=64), [4, 5, 6, 7]
+    how = LeftToRight(forbid_eos=True)
+    rows = [
+        plain_row(model, [specials().bos_id, *p], 12, how, s)
+        for p, s in zip(prompts, seeds, strict=True)
+    ]
+    written = [row[1 + n :] for row, n in zip(rows, prompt_lengths, strict=True)]
+    lengths = [2, 5, 7, 11]
+    ended = [text[:n] for text, n in zip(written, lengths, strict=True)]
+
+    counted = Counted(model)
+    done = generate_left_to_right(
+        counted, canvas, specials(), how, num_layers=LAYERS, seeds=seeds, stop=ended.__contains__
+    )
+    for filled, text, n in zip(canvas.filled(done.ids), written, lengths, strict=True):
+        assert filled == text[:n] + [EOS] * (len(filled) - n)
+    first = (4, 1 + max(prompt_lengths))
+    assert counted.shapes == [first, *((sum(n > k for n in lengths), 1) for k in range(1, 11))]
+    assert done.num_positions == sum(B * t for B, t in counted.shapes)
+
+
 def test_a_gap_with_something_behind_it_is_refused(model: Denoiser) -> None:
     canvas = infill([[[5], 3, [6]]], specials(), max_tokens=16)
     with pytest.raises(UserError, match="only continues text"):
@@ -193,8 +232,9 @@ def test_repair_equals_the_plain_loop(
     canvas = continuation(prompts, counts, specials(), max_tokens=64)
     draft, how = drafted(canvas, data.draw(st.integers(0, 9))), LeftToRight(forbid_eos=True)
     seeds, num_rounds = list(range(len(prompts))), data.draw(st.integers(0, 3))
+    counted = Counted(model)
     done = repair_left_to_right(
-        model, draft, canvas, specials(), how, num_layers=LAYERS, seeds=seeds,
+        counted, draft, canvas, specials(), how, num_layers=LAYERS, seeds=seeds,
         num_rounds=num_rounds, fraction=0.3,
     )  # fmt: skip
     for b, row in enumerate(canvas.rows(done.ids)):
@@ -202,8 +242,11 @@ def test_repair_equals_the_plain_loop(
         confidence = {i: draft.confidence[b, i].item() for i in places}
         before = canvas.rows(draft.ids)[b]
         assert row == plain_repair(model, before, confidence, how, seeds[b], num_rounds)
-    most = max(max(1, round(0.3 * n)) for n in counts)
-    assert done.num_forward_passes == 12 + num_rounds * most
+    redone = [max(1, round(0.3 * n)) for n in counts]
+    assert done.num_forward_passes == 12 + num_rounds * max(redone)
+    rows_read = [sum(m > j for m in redone) for j in range(max(redone))]
+    assert [shape[0] for shape in counted.shapes] == num_rounds * rows_read
+    assert done.num_positions == sum(B * t for B, t in counted.shapes)
 
 
 def test_repair_sees_nothing_to_the_right(model: Denoiser) -> None:

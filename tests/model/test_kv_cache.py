@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -52,6 +53,23 @@ def test_rows_grow_by_their_own_numbers_of_tokens() -> None:
             expected = whole[b, start : start + count]
             torch.testing.assert_close(found[b, :count], expected, atol=2e-5, rtol=1e-4)
     assert cache.lengths.tolist() == [12, 6, 7]
+
+
+@torch.no_grad()
+def test_rows_that_leave_take_their_past_with_them() -> None:
+    model, ids = twin(), text(4, 12)
+    whole, cache = model(ids), KVCache(2, 4, 12)
+    first = torch.tensor([[0] * n + [-1] * (5 - n) for n in (5, 2, 4, 1)])
+    model(ids[:, :5], first, cache=cache)
+    for kept, rows in (([0, 1, 3], [0, 1, 3]), ([1, 2], [1, 3])):
+        cache.keep(np.array(kept))
+        starts = cache.lengths.copy()
+        piece = torch.stack([ids[b, s : s + 3] for b, s in zip(rows, starts, strict=True)])
+        found = model(piece, cache=cache)
+        for b, start, logits in zip(rows, starts, found, strict=True):
+            expected = whole[b, start : start + 3]
+            torch.testing.assert_close(logits, expected, atol=2e-5, rtol=1e-4)
+    assert cache.lengths.tolist() == [8, 7]
 
 
 @torch.no_grad()

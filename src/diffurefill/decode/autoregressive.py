@@ -65,24 +65,23 @@ def generate_left_to_right(
     """Fill `canvas`, whose rows are given ids and then one gap up to their end.
 
     n tokens cost n passes: the first reads the given ids, the others one token each. Behind an EOS,
-    and behind what `stop` calls an end, a row holds EOS to its end; when all rows have ended, no
-    further pass is made. `model` is in eval mode and on the canvas's device. The trajectory is kept
-    only for `on_pass`. Raises UserError for other canvases and for logits that are not finite.
+    and behind what `stop` calls an end, a row holds EOS to its end and is not read again; when all
+    rows have ended, no further pass is made. `model` is in eval mode and on the canvas's device.
+    The trajectory is kept only for `on_pass`. Raises UserError for other canvases and for logits
+    that are not finite.
     """
     given, wanted = _given_lengths(canvas), canvas.num_fillable.cpu().numpy()
     rng = _Draws(canvas, specials, how, seeds, ("autoregressive",))
     ids, confidence = canvas.ids.clone(), torch.zeros(canvas.ids.shape, device=canvas.ids.device)
-    cache = KVCache(num_layers, len(given), canvas.ids.shape[1])
+    reader = _Reader(model, num_layers, canvas)
     trajectory: list[Pass] = []
     alive, row_passes = np.ones(len(given), dtype=bool), np.zeros_like(wanted)
     k = 0
     with torch.inference_mode():
         while (alive := alive & (k < wanted)).any():
-            ends = cache.lengths.copy()
-            ends[alive] = (given + k)[alive]
-            logits = _feed(model, ids, ends, cache)
-            rows, at = (torch.from_numpy(x).to(ids.device) for x in (np.flatnonzero(alive), ends))
-            at = at[rows]
+            reads = np.flatnonzero(alive)
+            logits = reader.read(ids, reads, given[reads] + k)
+            rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, given[reads] + k))
             tokens, sure = rng.draw(logits, rows, at, may_end=k >= how.min_len)
             previous = ids
             ids, confidence = ids.clone(), confidence.clone()
@@ -105,7 +104,8 @@ def generate_left_to_right(
                 trajectory.append(done)
                 on_pass(done)
     _require_finite(confidence)
-    return Generation(ids, confidence, k, trajectory, torch.from_numpy(row_passes))
+    passes = torch.from_numpy(row_passes)
+    return Generation(ids, confidence, k, trajectory, passes, reader.num_positions)
 
 
 def repair_left_to_right(
@@ -128,7 +128,7 @@ def repair_left_to_right(
     top of the draft's: one for every position of the row that has most.
     """
     ids, confidence, num_passes = draft.ids, draft.confidence, draft.num_forward_passes
-    row_passes = draft.row_passes
+    row_passes, num_positions = draft.row_passes, draft.num_positions
     quota = (fraction * canvas.num_fillable.double()).round().long().clamp(min=1)
     with torch.inference_mode():
         for r in range(num_rounds):
@@ -136,19 +136,45 @@ def repair_left_to_right(
             chosen = choose(-confidence, canvas.fillable, quota, 1)
             row_passes = row_passes + chosen.sum(dim=1).to(row_passes.device)
             places = [np.flatnonzero(row) for row in chosen.cpu().numpy()]
-            cache = KVCache(num_layers, len(places), ids.shape[1])
+            reader = _Reader(model, num_layers, canvas)
             ids, confidence = ids.clone(), confidence.clone()
             for j in range(max(map(len, places))):
-                ends = cache.lengths.copy()
-                now = [b for b, row in enumerate(places) if j < len(row)]
-                ends[now] = [places[b][j] for b in now]
-                logits = _feed(model, ids, ends, cache)
-                rows = torch.tensor(now, device=ids.device)
-                at = torch.from_numpy(ends[now]).to(ids.device)
+                reads = np.flatnonzero([j < len(row) for row in places])
+                ends = np.array([places[b][j] for b in reads])
+                logits = reader.read(ids, reads, ends)
+                rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, ends))
                 ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
                 num_passes += 1
+            num_positions += reader.num_positions
     _require_finite(confidence)
-    return Generation(ids, confidence, num_passes, [], row_passes)
+    return Generation(ids, confidence, num_passes, [], row_passes, num_positions)
+
+
+class _Reader:
+    """Reads the rows of a canvas on and on; a row that is left out once has left the batch."""
+
+    def __init__(self, model: CausalModel, num_layers: int, canvas: Canvas) -> None:
+        B, T = canvas.ids.shape
+        self.model, self.cache, self.rows = model, KVCache(num_layers, B, T), np.arange(B)
+        self.num_positions = 0
+
+    def read(self, ids: Tensor, rows: Counts, ends: Counts) -> Tensor:
+        """Read `rows` (N,) of `ids` (B, T) up to their `ends` (N,), each further than before;
+        logits (N, V) of what comes next in them."""
+        if len(rows) < len(self.rows):
+            self.cache.keep(np.searchsorted(self.rows, rows))
+            self.rows = rows
+        starts = self.cache.lengths
+        counts = ends - starts
+        place = starts[:, None] + np.arange(counts.max())
+        real = place < ends[:, None]
+        self.num_positions += real.size
+        place = torch.from_numpy(place.clip(max=ids.shape[1] - 1)).to(ids.device)
+        at = torch.zeros(real.shape, dtype=torch.bool)
+        at[np.arange(len(rows)), counts - 1] = True
+        doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
+        index = torch.from_numpy(rows).to(ids.device)[:, None]
+        return self.model(ids[index, place], doc_ids, at, self.cache)
 
 
 class _Draws:
@@ -194,21 +220,6 @@ class _Draws:
         rules = Rules(self.forbidden, self.specials.eos_id, how.min_p)
         drawn = sample(logits, places, rules, greedy=how.temperature == 0)
         return drawn.tokens, drawn.confidence
-
-
-def _feed(model: CausalModel, ids: Tensor, ends: Counts, cache: KVCache) -> Tensor:
-    """Read every row of `ids` (B, T) up to its `ends` (B,); logits (N, V) of what comes next in
-    each of the N rows that had something to read."""
-    starts = cache.lengths
-    counts = ends - starts
-    index = starts[:, None] + np.arange(counts.max())
-    real = index < ends[:, None]
-    index = torch.from_numpy(index.clip(max=ids.shape[1] - 1)).to(ids.device)
-    at = torch.zeros(real.shape, dtype=torch.bool)
-    reads = np.flatnonzero(counts)
-    at[reads, counts[reads] - 1] = True
-    doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
-    return model(ids.gather(1, index), doc_ids, at, cache)
 
 
 def _require_finite(confidence: Tensor) -> None:

@@ -49,5 +49,5 @@ class Generation:
     """(B,) int64: passes that wrote in each row."""
     num_positions: int = 0
     """Positions the denoiser computed, summed over its calls: what the calls cost. Fewer than calls
-    times B times T where finished rows left or keys and values were kept, more where confidences
-    were judged anew."""
+    times B times T where finished rows left or keys and values were kept, as a causal model's
+    always are; more where confidences were judged anew."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from diffurefill.config import UserError
@@ -61,6 +62,12 @@ class KVCache:
         self.lengths = ends
         return positions.clamp(max=self.max_tokens - 1).to(device, non_blocking=True)
 
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Let go of all rows but these, (N,) indices; they become rows 0 to N - 1."""
+        self.lengths = self.lengths[rows]
+        for layer in self.layers:
+            layer.keep(torch.from_numpy(rows))
+
 
 class CachedLayer:
     """One block's past; `attend` stands in for attention over a whole row."""
@@ -76,6 +83,11 @@ class CachedLayer:
         """What the next `attend` needs: slots (B, t) and the mask (B, 1, t, longest), if any."""
         self._slots, self._longest, self._max_tokens = slots, longest, max_tokens
         self._mask, self._is_causal = mask, is_causal
+
+    def keep(self, rows: Tensor) -> None:
+        if self.keys is not None and self.values is not None:
+            index = rows.to(self.keys.device)
+            self.keys, self.values = self.keys[index], self.values[index]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q, k, v and the result are (B, H, t, K); every new token sees its past and itself."""
