@@ -2,12 +2,14 @@
 
     python bench/attention.py [--quick]
 
-Forward and backward of one attention call in fp32 on one CPU thread, in CPU seconds: medians of
-interleaved repeats (full: 15; --quick: 3). `ratio` is a backend's time over that of unmasked SDPA
-on the same q, k and v; `default` is the backend that training takes by rule, `default_over_full`
-its ratio (1.0 where the rule leaves the mask away). `worst_default_over_full` is the largest of
-them. Flex cannot train on CPU and varlen does not run there: `refused` says so. On a CUDA device
-`fastest` adds the start-up measurement at the shape of base-1b, in bf16.
+Forward and backward of one attention call on one CPU thread, in CPU seconds: medians of interleaved
+repeats (full: 15; --quick: 3); `cases` in fp32, `cases_bf16` in bf16 where this CPU has it. `ratio`
+is a backend's time over that of our attention without a mask on the same q, k and v; `default` is
+the backend that training takes by rule, `default_over_full` its ratio (1.0 where the rule leaves
+the mask away), `torch_over_default` the time of torch's own operator without a mask over it.
+`worst_default_over_full` is the largest of both precisions. Flex cannot train on CPU and varlen
+does not run there: `refused` says so. On a CUDA device `fastest` adds the start-up measurement at
+the shape of base-1b, in bf16.
 
 `block_masks` builds the block mask of 8 rows of 2,048 positions from document ranges and by torch's
 `create_block_mask`: milliseconds, their ratio, and whether the two are equal bit for bit.
@@ -19,9 +21,11 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -36,10 +40,10 @@ from diffurefill.model.segments import (
     documents_of,
     segments_from_doc_ids,
 )
-from diffurefill.runtime import philox, set_threads
+from diffurefill.runtime import has_bf16, philox, set_threads
 
 CPU = torch.device("cpu")
-FULL = "unmasked sdpa"
+FULL, TORCH = "unmasked sdpa", "torch's sdpa"
 # name: rows, heads, positions, head dim, the lengths of a row's documents (the rest is PAD)
 CASES: dict[str, tuple[int, int, int, int, list[int]]] = {
     "B2 H8 T1024, 5 documents": (2, 8, 1024, 64, [310, 120, 260, 50, 284]),
@@ -65,11 +69,17 @@ def main() -> None:
     quick = parser.parse_args().quick
     set_threads(1)
     repeats = 3 if quick else 15
-    cases = {name: measured(*CASES[name], repeats) for name in (QUICK if quick else CASES)}
-    figures: dict[str, Any] = {
-        "repeats": repeats,
-        "cases": cases,
-        "worst_default_over_full": max(case["default_over_full"] for case in cases.values()),
+    names = QUICK if quick else CASES
+    cases = {name: measured(Shape(*CASES[name][:4]), CASES[name][4], repeats) for name in names}
+    figures: dict[str, Any] = {"repeats": repeats, "cases": cases, "cases_bf16": {}}
+    if has_bf16(CPU):
+        figures["cases_bf16"] = {
+            name: measured(Shape(*CASES[name][:4], torch.bfloat16), CASES[name][4], repeats)
+            for name in names
+        }
+    both = [*cases.values(), *figures["cases_bf16"].values()]
+    figures |= {
+        "worst_default_over_full": max(case["default_over_full"] for case in both),
         "block_masks": block_masks(repeats),
     }
     if torch.cuda.is_available():
@@ -80,11 +90,8 @@ def main() -> None:
 # --- one shape ------------------------------------------------------------------------------------
 
 
-def measured(
-    rows: int, heads: int, positions: int, head_dim: int, lengths: list[int], repeats: int
-) -> dict[str, Any]:
-    doc_ids = rows_of(rows, positions, lengths)
-    shape, cpu = Shape(rows, heads, positions, head_dim), Hardware("cpu")
+def measured(shape: Shape, lengths: list[int], repeats: int) -> dict[str, Any]:
+    doc_ids, cpu = rows_of(shape.rows, shape.positions, lengths), Hardware("cpu")
     default = plan_segments(doc_ids, shape, CPU, causal=False, training=True)
     refusals = {name: why_not(name, cpu, shape) for name in BACKENDS}
     plans = {FULL: Segments(None, False)} | {
@@ -92,7 +99,11 @@ def measured(
         for name, reason in refusals.items()
         if reason is None
     }
-    seconds = timed({name: training_call(shape, plan) for name, plan in plans.items()}, repeats)
+    calls = {
+        name: training_call(shape, partial(attention, segments=plan))
+        for name, plan in plans.items()
+    }
+    seconds = timed({**calls, TORCH: training_call(shape, F.scaled_dot_product_attention)}, repeats)
     ratios = {name: round(taken / seconds[FULL], 3) for name, taken in seconds.items()}
     chosen = FULL
     if default.mask is not None:
@@ -100,22 +111,23 @@ def measured(
         assert isinstance(default.mask, Ranges) == (chosen == "loop")
     return {
         "full_ms": round(1000 * seconds[FULL], 2),
-        "ratio": {name: ratio for name, ratio in ratios.items() if name != FULL},
+        "ratio": {name: ratio for name, ratio in ratios.items() if name not in (FULL, TORCH)},
         "default": chosen,
         "default_over_full": ratios[chosen],
+        "torch_over_default": round(seconds[TORCH] / seconds[chosen], 3),
         "refused": {name: reason for name, reason in refusals.items() if reason},
     }
 
 
-def training_call(shape: Shape, segments: Segments) -> Callable[[], object]:
+def training_call(shape: Shape, attend: Callable[..., Tensor]) -> Callable[[], object]:
     """Forward and backward on tensors laid out as the denoiser's: v a view of the joint product."""
-    B, H, T, K, _ = shape
+    B, H, T, K, dtype = shape
     drawn = philox("bench attention", B, T).standard_normal((4, B, T, H, K), dtype="float32")
-    q, k, v, gradient = (x.transpose(1, 2) for x in torch.from_numpy(drawn))
+    q, k, v, gradient = (x.transpose(1, 2) for x in torch.from_numpy(drawn).to(dtype))
     inputs = [x.detach().requires_grad_() for x in (q.contiguous(), k.contiguous(), v)]
 
     def call() -> object:
-        return torch.autograd.grad(attention(*inputs, segments), inputs, gradient)
+        return torch.autograd.grad(attend(*inputs), inputs, gradient)
 
     return call
 

@@ -112,12 +112,14 @@ def main() -> None:
         cases.append(json.loads(done.stdout.splitlines()[-1]))
         print(f"{rows} rows: {cases[-1]['error']:+.1%}", file=sys.stderr)
     config = load_preset(preset)
+    how = arithmetic_on(arguments.device, config)
     figures = {
         "preset": preset,
         "device_type": arguments.device,
         "activation_budget": arguments.budget,
         "row_length": config.data.row_length,
         "optimizer": config.optim.optimizer,
+        "precision": str(how.dtype or torch.float32).removeprefix("torch."),
         "largest_error": max(abs(case["error"]) for case in cases),
         "cases": cases,
     }

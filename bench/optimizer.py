@@ -4,11 +4,12 @@
 
 The model of the preset stand-38m, 2,048 tokens in rows of 512, half of them masked, head at the
 masked ones alone. In every repeat each arm takes one step on the gradients just computed; figures
-are medians of CPU seconds over the repeats, shares are of forward + backward in the same run.
+are medians of CPU seconds over the repeats, shares are of forward + backward in the same run, in
+the `precision` that training takes on this CPU; `muon_share_of_fp32` is of those in fp32.
 
     muon            ours: Muon for the block matrices, fused AdamW for the rest
     muon_batched    the same by products alone, every shape in one batch, as on a GPU
-    muon_bfloat16   as muon, long products in bf16 (worth it where the CPU has such instructions)
+    muon_float32, muon_bfloat16    in this arithmetic, whatever the CPU has
     torch_muon      torch.optim.Muon, for the same matrices cut apart beforehand; AdamW as above
     muon_cautious, adamw_cautious    with the cautious mask
     adamw_fused, adamw_foreach       AdamW for all
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 from unittest import mock
@@ -44,7 +46,7 @@ from diffurefill.optim.adamw import (
     muon_groups,
 )
 from diffurefill.optim.muon import Muon
-from diffurefill.runtime import set_threads
+from diffurefill.runtime import set_threads, training_dtype
 
 ROW_LENGTH = 512
 LR = 1e-3
@@ -58,7 +60,9 @@ def build_model(config: ModelConfig) -> Denoiser:
     return model
 
 
-def forward_backward(model: Denoiser, num_tokens: int, seed: int) -> None:
+def forward_backward(
+    model: Denoiser, num_tokens: int, seed: int, dtype: torch.dtype | None
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     shape = (num_tokens // ROW_LENGTH, ROW_LENGTH)
     ids = torch.randint(model.config.vocab_size, shape, generator=generator)
@@ -66,7 +70,9 @@ def forward_backward(model: Denoiser, num_tokens: int, seed: int) -> None:
     model.zero_grad()
     targets = ids[at]
     weights = torch.full((len(targets),), 1.0 / len(targets))
-    loss, _ = masked_cross_entropy(model(ids, None, at), targets, weights)
+    with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+        logits = model(ids, None, at).float()
+    loss, _ = masked_cross_entropy(logits, targets, weights)
     loss.backward()
 
 
@@ -152,6 +158,7 @@ def arms_of(model: Denoiser) -> dict[str, Arm]:
     arms = {
         "muon": Arm(model, ours(optimizer="muon")),
         "muon_batched": Arm(model, ours(optimizer="muon"), batched),
+        "muon_float32": Arm(model, ours(optimizer="muon", muon_dtype="float32")),
         "muon_bfloat16": Arm(model, ours(optimizer="muon", muon_dtype="bfloat16")),
         "muon_alone": Arm(model, muon_alone),
         "muon_cautious": Arm(model, ours(optimizer="muon", cautious=True)),
@@ -175,17 +182,22 @@ def cpu_seconds(run: Step) -> float:
 def measure(config: ModelConfig, num_tokens: int, num_repeats: int) -> dict[str, Any]:
     model = build_model(config)
     arms = arms_of(model)
-    times: dict[str, list[float]] = {name: [] for name in ("forward_backward", *arms)}
+    dtype = training_dtype(torch.device("cpu"), "auto")
+    passes = {"forward_backward_fp32": None, "forward_backward": dtype}
+    times: dict[str, list[float]] = {name: [] for name in (*passes, *arms)}
     for repeat in range(num_repeats + 1):  # the first warms up: states, buffers, threads
-        taken = cpu_seconds(lambda seed=repeat: forward_backward(model, num_tokens, seed))
-        times["forward_backward"].append(taken)
+        for name, precision in passes.items():
+            run = partial(forward_backward, model, num_tokens, repeat, precision)
+            times[name].append(cpu_seconds(run))
         for name, arm in arms.items():
             arm.take_gradients(model)
             times[name].append(cpu_seconds(arm.run))
     medians = {name: median(values[1:]) for name, values in times.items()}
     whole = medians["forward_backward"]
     shares = {f"{name}_share": round(medians[name] / whole, 4) for name in arms}
-    figures = {**shares, "cpu_seconds": {name: round(s, 4) for name, s in medians.items()}}
+    shares["muon_share_of_fp32"] = round(medians["muon"] / medians["forward_backward_fp32"], 4)
+    figures: dict[str, Any] = {**shares, "precision": "bf16" if dtype else "fp32"}
+    figures |= {"cpu_seconds": {name: round(s, 4) for name, s in medians.items()}}
     if "torch_muon" in medians:
         figures["vs_torch_muon"] = round(medians["torch_muon"] / medians["muon"], 2)
         figures["alone_vs_torch_muon"] = round(

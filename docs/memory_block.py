@@ -10,7 +10,7 @@ MIB = 2**20
 
 
 def memory_block(facts: dict[str, Any]) -> str:
-    kinds = [kind for kind in facts["cases"][0]["predicted"] if kind != "16-bit copies"]
+    kinds = [kind for kind, size in facts["cases"][0]["predicted"].items() if size]
     lines = [f"| rows at once | {' | '.join(kinds)} | predicted | measured | error |"]
     lines.append("| --- " * (len(kinds) + 4) + "|")
     for case in facts["cases"]:
@@ -21,7 +21,7 @@ def memory_block(facts: dict[str, Any]) -> str:
     intro = (
         f"`{facts['command']}` (results/memory.json): {facts['preset']} with "
         f"{facts['optimizer']}, rows of {facts['row_length']}, on {facts['machine']['device']} in "
-        "fp32, MiB at the moment when a step holds most; measured by what torch's allocator was "
-        f"asked for. Largest error {facts['largest_error']:.1%}."
+        f"{facts['precision']}, MiB at the moment when a step holds most; measured by what torch's "
+        f"allocator was asked for. Largest error {facts['largest_error']:.1%}."
     )
     return "\n".join([fill(intro, WIDTH), "", *lines])

@@ -67,26 +67,39 @@ def ratios(shape: dict[str, Any]) -> str:
 
 
 def attention_block(facts: dict[str, Any]) -> str:
+    half = facts["cases_bf16"]
+    precisions = "fp32 and bf16" if half else "fp32"
     lines = [
-        f"`{facts['command']}` (results/attention.json), one thread, fp32, forward and backward, "
-        "time over that of attention without a mask:",
+        f"`{facts['command']}` (results/attention.json), one thread, {precisions}, forward and "
+        "backward, time over that of our attention without a mask; behind `torch` the time of "
+        "torch's own operator without a mask over that of our default:",
         "",
-        "| shape | dense mask | document by document | by default |",
-        "| --- | --- | --- | --- |",
+        "| shape | dense mask | document by document | by default | torch |"
+        + (" bf16: dense mask | document by document | by default | torch |" if half else ""),
+        "| --- " * (9 if half else 5) + "|",
     ]
     for name, case in facts["cases"].items():
-        ratio, default = case["ratio"], case["default_over_full"]
-        cells = [f"{ratio[b]:.2f}" if b in ratio else "-" for b in ("sdpa", "loop")]
-        lines.append(f"| {name} | {' | '.join(cells)} | {default:.2f} ({case['default']}) |")
+        cells = attention_cells(case) + (attention_cells(half[name]) if half else [])
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def attention_cells(case: dict[str, Any]) -> list[str]:
+    ratio, default = case["ratio"], case["default_over_full"]
+    return [
+        *(f"{ratio[b]:.2f}" if b in ratio else "-" for b in ("sdpa", "loop")),
+        f"{default:.2f} ({case['default']})",
+        f"{case['torch_over_default']:.2f}",
+    ]
 
 
 def optimizer_block(facts: dict[str, Any]) -> str:
     text = (
         f"`{facts['command']}` (results/optimizer.json): stand-38m at {facts['tokens']:,} tokens, "
-        "CPU seconds as a share of forward and backward: Muon with AdamW "
-        f"{facts['muon_share']:.0%} ({facts['muon_bfloat16_share']:.0%} with bf16 products, "
-        f"{facts['muon_batched_share']:.0%} by batched products alone), `torch.optim.Muon` "
+        f"CPU seconds as a share of forward and backward in {facts['precision']}: Muon with AdamW "
+        f"{facts['muon_share']:.0%} (of those in fp32 {facts['muon_share_of_fp32']:.0%}; in fp32 "
+        f"itself {facts['muon_float32_share']:.0%}, by batched products alone "
+        f"{facts['muon_batched_share']:.0%}), `torch.optim.Muon` "
         f"{facts['torch_muon_share']:.0%}, fused AdamW {facts['adamw_fused_share']:.1%}, cautious "
         f"{facts['adamw_cautious_share']:.1%}. At most 25% was aimed for."
     )
