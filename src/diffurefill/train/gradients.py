@@ -19,6 +19,9 @@ from diffurefill.objective.head import CHUNK_BYTES, head_cross_entropy
 from diffurefill.runtime import training_dtype
 
 PAD_TO = 1024
+PAD_TO_ON_CPU = 128
+"""In bf16: the library behind the products makes code for every shape it meets, and keeps a thousand
+of them, which took 5 GB at 2.5 million parameters."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,8 @@ class Arithmetic:
     chunk_bytes: int | None
     """Of logits at once; None: all of a micro-batch, which a CPU does faster."""
     pad_to: int
-    """Masked positions of a micro-batch are filled up to a multiple: a GPU then meets few shapes,
-    and compiles for few."""
+    """Masked positions of a micro-batch are filled up to a multiple: few shapes are met, and code
+    is made for few."""
     activation_budget: float = 1.0
     """Share of the blocks that keep their activations."""
 
@@ -39,7 +42,7 @@ def arithmetic_of(device: torch.device, config: TrainConfig) -> Arithmetic:
     dtype, budget = training_dtype(device, config.precision), config.activation_budget
     if device.type == "cuda":
         return Arithmetic(dtype, CHUNK_BYTES, PAD_TO, budget)
-    return Arithmetic(dtype, None, 1, budget)
+    return Arithmetic(dtype, None, 1 if dtype is None else PAD_TO_ON_CPU, budget)
 
 
 def accumulate(
