@@ -87,6 +87,6 @@ def test_a_gpu_computes_chunk_by_chunk_and_a_cpu_all_at_once() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert arithmetic_of(cpu, fp32) == Arithmetic(None, None, 1)
     assert arithmetic_of(cuda, fp32) == Arithmetic(None, CHUNK_BYTES, PAD_TO)
-    cpu, bf16 = torch.device("cpu"), TrainConfig(precision="bf16")
-    assert arithmetic_of(cpu, fp32) == Arithmetic(None, None, 1)
-    assert arithmetic_of(cpu, bf16) == Arithmetic(torch.bfloat16, None, PAD_TO_ON_CPU)
+    assert arithmetic_of(cpu, TrainConfig(precision="bf16")) == Arithmetic(
+        torch.bfloat16, None, PAD_TO_ON_CPU
+    )
