@@ -20,8 +20,8 @@ from diffurefill.runtime import training_dtype
 
 PAD_TO = 1024
 PAD_TO_ON_CPU = 128
-"""In bf16: the library behind the products makes code for every shape it meets and keeps a thousand,
-which took 5 GB at 2.5 million parameters."""
+"""In bf16: the library behind the products makes code for every shape and keeps that of a thousand,
+5 GB at 2.5 million parameters."""
 
 
 @dataclass(frozen=True)
