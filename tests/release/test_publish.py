@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from diffurefill.fleet import exported as layout
 from diffurefill.fleet.loading import load
 from diffurefill.release.publish import Destination
 from tests.hub_server import Hub, hub_environment, running_hub
+from tests.release.card import results
 from tests.release.runs import tiny_run
 
 REPO, URI = "alice/model", "hf://alice/model"
@@ -64,6 +66,37 @@ def test_what_is_there_is_replaced_only_when_asked_and_others_files_stay(
     swa, back = load(run, "swa"), load(REPO)
     for name, tensor in swa.denoiser.state_dict().items():
         assert torch.equal(tensor, back.denoiser.state_dict()[name])
+
+
+def test_an_export_s_card_and_pick_go_along_to_the_hub_and_back(
+    exported: Path, tmp_path: Path, hub: Hub, api: HfApi, unopened: None
+) -> None:
+    folder, back = tmp_path / "model", tmp_path / "back"
+    shutil.copytree(exported, folder)
+    (folder / "pick.json").write_text("{}")
+    results.source(tmp_path, "log.jsonl", results.progress_lines(4))
+    log = ["--results", str(tmp_path / "log.jsonl"), "--license", "mit"]
+    assert main(["card", str(folder), *log, "--name", "Small"]) == 0
+    card = (folder / "README.md").read_text()
+    assert main(["export", str(folder), "--to", URI]) == 0
+    assert main(["export", URI, "--to", str(back)]) == 0
+    there = card.replace('from_pretrained(".",', f'from_pretrained("{REPO}",')
+    for command in ("generate", "infill"):
+        there = there.replace(f"{command} . ", f"{command} {REPO} ")
+    assert (back / "README.md").read_text() == there
+    for name in ("progress.svg", "pick.json"):
+        assert (back / name).read_bytes() == (folder / name).read_bytes()
+    assert set(api.list_repo_files(REPO)) >= {path.name for path in folder.iterdir()}
+
+
+def test_the_hub_s_own_card_comes_before_the_export_s(
+    exported: Path, hub: Hub, api: HfApi, unopened: None
+) -> None:
+    api.create_repo(REPO)
+    api.upload_file(path_or_fileobj=b"mine", path_in_repo="README.md", repo_id=REPO)
+    assert main(["export", str(exported), "--to", URI]) == 0
+    path = api.hf_hub_download(REPO, "README.md")
+    assert Path(path).read_bytes() == b"mine"
 
 
 def test_somebody_else_s_push_is_not_overwritten(exported: Path, hub: Hub, api: HfApi) -> None:

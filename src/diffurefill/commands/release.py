@@ -58,7 +58,8 @@ class Export:
     public: bool = False
     """A hub repository that has to be made is private without this."""
     results: tuple[Path, ...] = ()
-    """Result files for its card (see `card`). Without any, a README.md that is there stays."""
+    """Result files for its card (see `card`). Without any, a README.md that is there stays, and
+    else that of the export which is exported again."""
     name: str = "DiffuRefill model"
     """The card's title."""
     license: str | None = None
@@ -74,15 +75,17 @@ class Export:
         with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
             destination = self._require_room()
             kind, extra = self._chosen(Path(cache))
-            found = self._decoding(self._find(kind, Path(cache)))
+            source = self._find(kind, Path(cache))
+            found = self._decoding(source)
             say(f"exporting {found.name}")
-            if self.results or not self._has_card(destination):
-                extra |= self._card(found)
-            if self.format == "pt":
+            if self.format == "pt":  # one file: there is no place for a card
                 from diffurefill.release.torch_file import write_torch_file
 
                 write_torch_file(found, Path(self.to), replace=self.replace)
-            elif destination is not None:
+                say(f"exported to {self.to}")
+                return 0
+            extra |= self._for_readers(source, found, destination)
+            if destination is not None:
                 from diffurefill.release.export import write_checked
 
                 folder = Path(cache) / "export"
@@ -104,23 +107,34 @@ class Export:
         found, place = find(self.model, kind, cache), locate(self.model, cache)
         return with_flops(found, place) if isinstance(place, Run) else found
 
-    def _has_card(self, destination: Any) -> bool:
-        from diffurefill.release.card.write import README
+    def _for_readers(self, source: Any, found: Any, destination: Any) -> dict[str, bytes]:
+        """The card, unless one that is there stays, and what an export that is exported again has
+        beside its model. `found` is `source` with the decoder that was asked for."""
+        from diffurefill.fleet.exported import CARD, README
+        from diffurefill.release.card.model import model_of
+        from diffurefill.release.card.write import HERE, CardOptions, addressed_anew, card_files
+        from diffurefill.release.export import kept_files
 
-        if self.format == "pt":
-            return True  # one file: there is no place for a card
+        kept = kept_files(source)
+        card = {name: kept.pop(name) for name in CARD if name in kept}
+        stays = self._has_card(destination) and not self.results
+        repo = self.to.removeprefix("hf://") if self.to.startswith("hf://") else HERE
+        model = model_of(found, self.name)
+        if self.results or not (stays or README in card):
+            options = CardOptions(self.results, self.name, repo, self.license, self.language)
+            return {**kept, **card_files(model, options)}
+        say(f"{README} {'stays' if stays else 'goes along'}: --results writes another")
+        if stays:
+            return kept
+        card[README] = addressed_anew(card[README], model_of(source, self.name), model, repo)
+        return {**kept, **card}
+
+    def _has_card(self, destination: Any) -> bool:
+        from diffurefill.fleet.exported import README
+
         if destination is not None:
             return destination.has(README)
         return (Path(self.to) / README).exists()
-
-    def _card(self, found: Any) -> dict[str, bytes]:
-        from diffurefill.release.card.model import model_of
-        from diffurefill.release.card.write import CardOptions, card_files
-
-        # A folder of this machine is nobody else's address: there the card says "here".
-        repo = self.to.removeprefix("hf://") if self.to.startswith("hf://") else "."
-        options = CardOptions(self.results, self.name, repo, self.license, self.language)
-        return card_files(model_of(found, self.name), options)
 
     def _require_room(self) -> Any:
         """Before minutes of work: is there room? The hub's repository, where it goes there."""

@@ -22,6 +22,13 @@ PROBE = "probe.safetensors"
 PROVENANCE = "provenance.json"
 READ = (CONFIG, WEIGHTS, TOKENIZER, RUN_CONFIG, PROBE, PROVENANCE)
 """The files that this package reads; the others are for transformers and for people."""
+README = "README.md"
+CURVE = "progress.svg"
+CARD = (README, CURVE)
+"""A person may write over these: no export counts them among its own."""
+PICK = "pick.json"
+NOT_MADE_AGAIN = (*CARD, PICK)
+"""What another export of the same weights could not write from the files that are read."""
 
 
 def is_exported(folder: Path) -> bool:

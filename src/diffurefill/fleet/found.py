@@ -179,7 +179,8 @@ def _fetched_export(repo: str, revision: str | None) -> Path | None:
         if MANIFEST in files or exported.CONFIG not in files:
             return None
         with hub_errors(uri, "fetching the model"):
-            folder = snapshot_download(repo, revision=revision, allow_patterns=list(exported.READ))
+            wanted = [*exported.READ, *exported.NOT_MADE_AGAIN]
+            folder = snapshot_download(repo, revision=revision, allow_patterns=wanted)
     except NoRepository as error:
         raise UserError(f"no model at {repo}: no such folder here, and {error}") from None
     except NotFound:

@@ -13,7 +13,6 @@ from pathlib import Path
 from diffurefill.config import UserError
 from diffurefill.fleet import exported
 from diffurefill.fleet.found import Found
-from diffurefill.release.card import write as card
 from diffurefill.release.check import check_folder, write_reference
 from diffurefill.release.files import write_files
 from diffurefill.store.base import dump_json, new_nonce, sha256_file
@@ -64,7 +63,7 @@ def write_checked(
         report(f"opened by transformers {opened_with['transformers']}: the same logits and tokens")
     else:
         report("opened again: the same logits; transformers is not installed, so not tried with it")
-    names = sorted(p.name for p in folder.iterdir() if p.name not in card.FILES)
+    names = sorted(p.name for p in folder.iterdir() if p.name not in exported.CARD)
     record = {
         "format": FORMAT,
         "source": {**found.provenance, "sha256": sha256_file(found.weights).sha256},
@@ -72,6 +71,16 @@ def write_checked(
         "files": {name: sha256_file(folder / name).to_json() for name in names},
     }
     (folder / exported.PROVENANCE).write_bytes(dump_json(record))
+
+
+def kept_files(found: Found) -> dict[str, bytes]:
+    """{name: content} of what another export of `found` could not write; {} unless it was read
+    from an export."""
+    folder = found.weights.parent
+    if not exported.is_exported(folder):
+        return {}
+    paths = [folder / name for name in exported.NOT_MADE_AGAIN]
+    return {path.name: path.read_bytes() for path in paths if path.exists()}
 
 
 def require_room(dest: Path, replace: bool) -> None:

@@ -2,17 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from diffurefill.cli import main
-from diffurefill.config import UserError, load_preset
+from diffurefill.config import DecodeConfig, UserError, load_preset
 from diffurefill.release.card.model import CardModel, read_model
 from diffurefill.release.card.page import card
 from diffurefill.release.card.progress import MAX_ROWS, curve, progress_rows
 from diffurefill.release.card.sources import Source, one_of, read_source
+from diffurefill.release.card.write import addressed_anew
 from tests.release.card import results
 
 CONFIG = load_preset("demo")
@@ -178,6 +180,20 @@ def test_the_command_writes_the_card(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(command) == 0
     assert (folder / "README.md").read_text().count("progress.svg") == 1
     assert (folder / "progress.svg").read_text().startswith("<svg")
+
+
+def test_a_card_that_goes_along_changes_where_it_must(model: CardModel, sources: list[Source]):
+    """The address and the default decoder; not what a person wrote in their place."""
+    longer = replace(CONFIG.decode.stages[0], num_passes=33)
+    other = replace(CONFIG, decode=DecodeConfig(stages=(longer,)))
+    after = replace(model, config=other)
+    here, there = (card(model, sources, repo=repo).encode() for repo in (".", "a/b"))
+    wanted = card(after, sources, repo="a/b").encode()
+    for content in (here, there):
+        assert addressed_anew(content, model, model, "a/b") == there
+        assert addressed_anew(content, model, after, "a/b") == wanted
+    mine = here.replace(b"or, with the package itself", b"or")
+    assert addressed_anew(mine, model, after, "a/b") == mine
 
 
 def test_a_folder_that_is_no_export_is_refused(

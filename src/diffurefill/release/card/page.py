@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from diffurefill.config import UserError
+from diffurefill.fleet.exported import CURVE
 from diffurefill.release.card import tables
 from diffurefill.release.card.metadata import metadata
 from diffurefill.release.card.model import CardModel
 from diffurefill.release.card.progress import progress_rows
 from diffurefill.release.card.sources import Source, one_of
 
-CURVE = "progress.svg"
 SCORERS = {
     "chain": "exactly, left to right: a token at a time, each from the text before it",
     "chain, two_stream screen": "as `chain` does where two choices are close, and elsewhere by an "
@@ -45,7 +45,7 @@ def card(
         f"# {model.name}",
         INTRODUCTION.format(parameters=f"{model.parameters:,}"),
         _table("## The model", tables.facts(model), "config.json, run.toml and provenance.json"),
-        f"## How to generate\n\n{_how_to_generate(model, repo)}",
+        f"## How to generate\n\n{how_to_generate(model, repo)}",
         _table("## Training", tables.training(model), "run.toml and provenance.json"),
         _table("## Data", tables.data_mix(model), "run.toml"),
         *(_progress(progress) if progress else ()),
@@ -105,7 +105,7 @@ def limits(model: CardModel, own: dict[str, Any] | None, probes: Source | None) 
     yield f"A row holds at most {model.config.data.row_length:,} tokens, prompt included."
 
 
-def _how_to_generate(model: CardModel, repo: str) -> str:
+def how_to_generate(model: CardModel, repo: str) -> str:
     return f"""```python
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 

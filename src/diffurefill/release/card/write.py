@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from diffurefill.fleet.exported import CURVE, README
 from diffurefill.release.card.model import CardModel
-from diffurefill.release.card.page import CURVE, card
+from diffurefill.release.card.page import card, how_to_generate
 from diffurefill.release.card.progress import curve
 from diffurefill.release.card.sources import one_of, read_source
 
-README = "README.md"
-FILES = (README, CURVE)
-"""A person may write over these: no export counts them among its own."""
+HERE = "."
+"""A folder of this machine is nobody else's address."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class CardOptions:
 
     results: Sequence[Path] = ()
     name: str = "DiffuRefill model"
-    repo: str = "."
+    repo: str = HERE
     """What a reader gives to `from_pretrained`."""
     license: str | None = None
     """Of the weights, as the hub writes licences (apache-2.0, mit ...)."""
@@ -45,3 +45,13 @@ def card_files(model: CardModel, options: CardOptions) -> dict[str, bytes]:
     if progress is not None:
         files[CURVE] = curve(progress.content).encode()
     return files
+
+
+def addressed_anew(content: bytes, before: CardModel, after: CardModel, repo: str) -> bytes:
+    """The card `content` of `before` for its export `after` at `repo`. Only how to generate
+    changes, and that not where a person wrote something else.
+    """
+    now = how_to_generate(after, repo).encode()
+    for address in (HERE, repo):
+        content = content.replace(how_to_generate(before, address).encode(), now)
+    return content
