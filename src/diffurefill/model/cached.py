@@ -95,21 +95,26 @@ def shadow_logits(
     itself = torch.eye(T + n, dtype=torch.bool, device=canvas.device)[:, T:].expand(B, -1, -1)
     mask = torch.cat([sees_text, itself], dim=2)[:, None]
     wanted = torch.cat([at, real], dim=1)
-    logits = arranged_logits(model, ids, where, mask, wanted)
+    logits = arranged_logits(model, ids, where, mask, wanted, T)
     is_shadow = wanted.nonzero()[:, 1] >= T
     return logits[~is_shadow], logits[is_shadow]
 
 
 def arranged_logits(
-    denoiser: object, ids: Tensor, place: Tensor, mask: Tensor, wanted: Tensor
+    denoiser: object,
+    ids: Tensor,
+    place: Tensor,
+    mask: Tensor,
+    wanted: Tensor,
+    num_positions: int,
 ) -> Tensor:
     """Logits (N, V) at the True tokens of `wanted` (B, n), row-major.
 
-    Token i of `ids` (B, n) stands at position `place[:, i]` of its text, and sees the tokens that
-    `mask` (B, 1, n, n) names in its line, in every layer.
+    Token i of `ids` (B, n) stands at position `place[:, i]` of its text, below `num_positions`, and
+    sees the tokens that `mask` (B, 1, n, n) names in its line, in every layer.
     """
     model = bidirectional(denoiser)
-    x, rotary = _start(model, ids, place, int(place.max()) + 1)
+    x, rotary = _start(model, ids, place, num_positions)
     *blocks, last_block = model.blocks
     segments = Segments(mask, causal=False)
     for block in blocks:

@@ -162,4 +162,5 @@ def _read(reader: Reader, batch: Sequence[Tree]) -> tuple[Tensor, list[NDArray[n
     ids_, place_, node_, end_, wanted_ = (torch.from_numpy(a).to(reader.device) for a in arrays)
     seer = node_[:, :, None]
     mask = (node_[:, None, :] <= seer) & (seer < end_[:, None, :])  # (B, T, T)
-    return arranged_logits(reader.denoiser, ids_, place_, mask[:, None], wanted_).float(), slots
+    shown = (ids_, place_, mask[:, None], wanted_)
+    return arranged_logits(reader.denoiser, *shown, int(place.max()) + 1).float(), slots
