@@ -136,6 +136,13 @@ def writing_dtype(
     return torch.bfloat16 if has_bf16(device) else torch.float16
 
 
+def not_finite(who: str, dtype: torch.dtype | None) -> UserError:
+    """For a model whose logits are not finite when it computes in `dtype` (None: float32)."""
+    name = str(dtype or "float32").removeprefix("torch.")
+    way_out = "" if name == "float32" else "--dtype float32 (in Python, dtype=None to load) or "
+    return UserError(f"{who} gave logits that are not finite in {name}: use {way_out}other weights")
+
+
 def available_bytes(device: torch.device) -> int:
     """Memory that this process can still have there, with what torch already holds of a GPU.
 

@@ -183,6 +183,25 @@ def test_rows_that_ended_are_not_read_again(
     assert done.num_positions == sum(B * t for B, t in counted.shapes)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "way_out"), [(torch.float16, "--dtype float32"), (torch.float32, "other weights")]
+)
+def test_logits_that_are_not_finite_are_refused_with_what_may_help(
+    dtype: torch.dtype, way_out: str
+) -> None:
+    def model(ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        return torch.full((1, V), 1e5).to(dtype) * (1e36 if dtype == torch.float32 else 1.0)
+
+    canvas, how = continuation([[5]], 3, specials(), max_tokens=16), LeftToRight()
+    with pytest.raises(UserError, match=f"not finite in float[1236]*: use {way_out}"):
+        generate_left_to_right(model, canvas, specials(), how, num_layers=LAYERS, seeds=[0])
+    with pytest.raises(UserError, match=way_out):
+        repair_left_to_right(
+            model, drafted(canvas, 0), canvas, specials(), how,
+            num_layers=LAYERS, seeds=[0], num_rounds=1, fraction=0.3,
+        )  # fmt: skip
+
+
 def test_a_gap_with_something_behind_it_is_refused(model: Denoiser) -> None:
     canvas = infill([[[5], 3, [6]]], specials(), max_tokens=16)
     with pytest.raises(UserError, match="only continues text"):

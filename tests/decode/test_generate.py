@@ -333,9 +333,16 @@ def test_a_denoiser_of_another_vocabulary_is_refused():
 def test_logits_that_are_not_finite_are_refused_at_the_next_question(stages, calls):
     """Along a schedule that is the block's end."""
     denoiser = TableDenoiser(torch.full((64, V), torch.nan))
-    with pytest.raises(UserError, match="not finite: use other weights"):
+    with pytest.raises(UserError, match="not finite in float32: use other weights"):
         generate(denoiser, of_length(20), stages, specials(), seeds=[0], block_length=20)
     assert denoiser.num_calls == calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_where_half_precision_may_be_the_cause_the_way_out_of_it_is_named(dtype):
+    denoiser = TableDenoiser(torch.full((64, V), torch.inf, dtype=dtype))
+    with pytest.raises(UserError, match=r"float16: use --dtype float32 .* or other weights"):
+        generate(denoiser, of_length(20), CARD, specials(), seeds=[0])
 
 
 def test_nothing_emittable_is_refused():

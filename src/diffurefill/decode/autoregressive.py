@@ -23,7 +23,7 @@ from diffurefill.decode.generate import Generation, Pass
 from diffurefill.decode.order import choose
 from diffurefill.decode.sampling import Places, Rules, sample
 from diffurefill.model.kv_cache import KVCache
-from diffurefill.runtime import philox
+from diffurefill.runtime import not_finite, philox
 
 Counts = NDArray[np.int64]
 
@@ -103,7 +103,7 @@ def generate_left_to_right(
                 done = Pass(canvas, 0, k - 1, 0, ids, confidence, accepted, none, previous)
                 trajectory.append(done)
                 on_pass(done)
-    _require_finite(confidence)
+    _require_finite(confidence, reader.dtype)
     passes = torch.from_numpy(row_passes)
     return Generation(ids, confidence, k, trajectory, passes, reader.num_positions)
 
@@ -145,8 +145,8 @@ def repair_left_to_right(
                 rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, ends))
                 ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
                 num_passes += 1
+            _require_finite(confidence, reader.dtype)
             num_positions += reader.num_positions
-    _require_finite(confidence)
     return Generation(ids, confidence, num_passes, [], row_passes, num_positions)
 
 
@@ -157,6 +157,8 @@ class _Reader:
         B, T = canvas.ids.shape
         self.model, self.cache, self.rows = model, KVCache(num_layers, B, T), np.arange(B)
         self.num_positions = 0
+        self.dtype: torch.dtype | None = None
+        """Of the logits of the call before."""
 
     def read(self, ids: Tensor, rows: Counts, ends: Counts) -> Tensor:
         """Read `rows` (N,) of `ids` (B, T) up to their `ends` (N,), each further than before;
@@ -174,7 +176,9 @@ class _Reader:
         at[np.arange(len(rows)), counts - 1] = True
         doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
         index = torch.from_numpy(rows).to(ids.device)[:, None]
-        return self.model(ids[index, place], doc_ids, at, self.cache)
+        logits = self.model(ids[index, place], doc_ids, at, self.cache)
+        self.dtype = logits.dtype
+        return logits
 
 
 class _Draws:
@@ -222,10 +226,10 @@ class _Draws:
         return drawn.tokens, drawn.confidence
 
 
-def _require_finite(confidence: Tensor) -> None:
-    """Once, at the end: a look at every pass would make the host wait for the device each time."""
+def _require_finite(confidence: Tensor, dtype: torch.dtype | None) -> None:
+    """Once, at an end: a look at every pass would make the host wait for the device each time."""
     if not confidence.isfinite().all():
-        raise UserError("the model gave logits that are not finite: use other weights")
+        raise not_finite("the model", dtype)
 
 
 def _given_lengths(canvas: Canvas) -> Counts:

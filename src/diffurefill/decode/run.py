@@ -15,7 +15,7 @@ from diffurefill.decode.counts import Numbers, tell
 from diffurefill.decode.sampling import Rules
 from diffurefill.decode.slots import Slots
 from diffurefill.model.cached import RowCache, shadow_logits
-from diffurefill.runtime import philox
+from diffurefill.runtime import not_finite, philox
 
 
 class Denoiser(Protocol):
@@ -51,6 +51,8 @@ class Run:
     num_positions: int = 0
     cache: RowCache | None = None
     """Keys and values of the stage's last passes, where it keeps them."""
+    dtype: torch.dtype | None = None
+    """Of the logits of the pass before."""
     num_fillable: Numbers = field(init=False)
     lengths: Numbers = field(init=False)
     """Of each row without the padding on its right."""
@@ -67,7 +69,7 @@ class Run:
         passes put to it in so many words. Raises UserError if a pass before was not finite."""
         answer = torch.cat([numbers.flatten(), self.all_finite.long()[None]]).cpu().numpy()
         if not answer[-1]:
-            raise UserError("the denoiser gave logits that are not finite: use other weights")
+            raise not_finite("the denoiser", self.dtype)
         return answer[:-1].reshape(numbers.shape)
 
     def note(self, confidence: Tensor) -> None:
@@ -128,6 +130,7 @@ class Run:
     def _counted(self, logits: Tensor, num_positions: int) -> Tensor:
         self.num_forward_passes += 1
         self.num_positions += num_positions
+        self.dtype = logits.dtype
         if logits.shape[1] != self.specials.vocab_size:
             raise UserError(
                 f"the denoiser knows {logits.shape[1]} ids, the tokenizer "

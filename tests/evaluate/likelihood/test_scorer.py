@@ -210,8 +210,10 @@ def test_weights_that_give_no_numbers_are_refused() -> None:
         def logits(self, canvas, doc_ids):
             return torch.full((*canvas.shape, V), math.nan)
 
-    with pytest.raises(UserError, match="not finite"):
-        score(scoring(Broken()), [([4], [5])], Scorer())
+    half = scoring(Broken(), dtype=torch.bfloat16)
+    for model, way_out in ((scoring(Broken()), "other weights"), (half, "--dtype float32")):
+        with pytest.raises(UserError, match=f"not finite in [a-z]*float[1236]*: use {way_out}"):
+            score(model, [([4], [5])], Scorer())
 
 
 @pytest.mark.parametrize(

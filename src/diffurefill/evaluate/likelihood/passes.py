@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from diffurefill.config import UserError
 from diffurefill.decode.generate import Denoiser
 from diffurefill.evaluate.likelihood.texts import Ids
+from diffurefill.runtime import not_finite
 
 Sureness = Literal["confidence", "margin", "entropy"]
 
@@ -180,7 +180,7 @@ class Reader:
         token = torch.from_numpy(np.concatenate(tokens).astype(np.int64)).to(self.device)
         log_prob = (logits[slot, token] - logits.logsumexp(dim=1)[slot]).double().cpu().numpy()
         if not np.isfinite(log_prob).all():
-            raise UserError("the denoiser gave logits that are not finite: use other weights")
+            raise not_finite("the denoiser", self.dtype)
         is_top = (logits.argmax(dim=1)[slot] == token).cpu().numpy()
         sureness = np.zeros(len(log_prob))
         if self.sureness is not None:
