@@ -26,6 +26,7 @@ from diffurefill.train.checkpoint import (
     save_weights,
     schema,
     schema_digest,
+    weights_digest,
 )
 
 COMMON = settings(
@@ -115,6 +116,24 @@ def test_a_schema_digest_tells_names_shapes_and_dtypes_apart(tmp_path: Path) -> 
     assert digest({"a": torch.zeros(3, 2), "b": torch.zeros(1)}) != base
     assert digest({"a": torch.zeros(2, 3), "c": torch.zeros(1)}) != base
     assert digest({"a": torch.zeros(2, 3), "b": torch.zeros(1).half()}) != base
+
+
+def test_a_weights_digest_tells_names_and_bits_apart() -> None:
+    tensors = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": torch.zeros(()),
+        "c": torch.ones(2).half(),
+    }
+    turned = tensors["a"].T.contiguous().T
+    same = [dict(reversed(tensors.items())), {**tensors, "a": turned}]
+    other = [
+        {**tensors, "b": torch.tensor(-0.0)},
+        {**tensors, "c": torch.ones(2).bfloat16()},
+        {"A": tensors["a"], "b": tensors["b"], "c": tensors["c"]},
+    ]
+    digest = weights_digest(tensors)
+    assert {weights_digest(each) for each in same} == {digest}
+    assert len({digest, *map(weights_digest, other)}) == 4
 
 
 def test_a_damaged_weights_file_is_a_users_error(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from diffurefill.evaluate.harness.lm import DiffusionLM, Fill
 from diffurefill.evaluate.likelihood.scorer import Scorer, ScoringModel
 from diffurefill.fleet.loading import LoadedModel, left_to_right, load
 from diffurefill.runtime import default_device, measuring_dtype, philox, without_folders
+from diffurefill.train.checkpoint import weights_digest
 
 Precision = Literal["auto", "float32", "bfloat16"]
 HF, RANDOM = "hf:", "random:"
@@ -56,7 +56,7 @@ def open_lm(name: str, scorer: Scorer, how: Reading) -> tuple[Any, dict[str, Any
     return lm, {
         "kind": "diffurefill",
         "weights": "untrained" if name.startswith(RANDOM) else without_folders(model.name),
-        "weights_sha256": weights_digest(model.denoiser),
+        "weights_sha256": weights_digest(model.denoiser.state_dict())[:12],
         "parameters": sum(p.numel() for p in model.denoiser.parameters()),
         "scored_by": "autoregressive" if scoring.causal else scorer.name,
         "scorer": None if scoring.causal else scorer.to_json(),
@@ -102,14 +102,6 @@ def _dtype(precision: Precision, device: torch.device) -> torch.dtype | None:
     return torch.bfloat16 if precision == "bfloat16" else None
 
 
-def weights_digest(module: torch.nn.Module) -> str:
-    """First 12 hex digits of a sha256 over names and bytes of all weights."""
-    h = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        h.update(name.encode() + tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return h.hexdigest()[:12]
-
-
 def _open_hf(where: str, how: Reading) -> tuple[Any, dict[str, Any]]:
     try:
         import transformers  # noqa: F401
@@ -132,7 +124,7 @@ def _open_hf(where: str, how: Reading) -> tuple[Any, dict[str, Any]]:
     return lm, {
         "kind": "hf",
         "weights": path.name if path.exists() else where,
-        "weights_sha256": weights_digest(lm.model),
+        "weights_sha256": weights_digest(lm.model.state_dict())[:12],
         "parameters": sum(p.numel() for p in lm.model.parameters()),
         "scored_by": "autoregressive",
         "scorer": None,

@@ -11,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from diffurefill.config import DecodeConfig, UserError
 from diffurefill.decode.autoregressive import repair_left_to_right
 from diffurefill.decode.canvas import Canvas, continuation
@@ -21,6 +19,7 @@ from diffurefill.fleet.loading import LoadedModel
 from diffurefill.pilot.arms import Arm
 from diffurefill.pilot.passages import Passage
 from diffurefill.store.durable import write_file
+from diffurefill.train.checkpoint import weights_digest
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +40,9 @@ class Pair:
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        return {"diffusion": weights_digest(self.diffusion), "ar": weights_digest(self.ar)}
+        """First 16 hex digits of each model's weights_digest."""
+        models = {"diffusion": self.diffusion, "ar": self.ar}
+        return {n: weights_digest(m.denoiser.state_dict())[:16] for n, m in models.items()}
 
 
 @dataclass(frozen=True)
@@ -143,11 +144,3 @@ def _key(arm: Arm, pair: Pair, task: Task) -> str:
         "seed": task.seed,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def weights_digest(model: LoadedModel) -> str:
-    """First 16 hex digits of a sha256 over the weights."""
-    h = hashlib.sha256()
-    for name, tensor in sorted(model.denoiser.state_dict().items()):
-        h.update(name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return h.hexdigest()[:16]

@@ -52,6 +52,15 @@ def schema_digest(path: Path) -> str:
     return hashlib.sha256(json.dumps(sorted(schema(path).items())).encode()).hexdigest()
 
 
+def weights_digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 of names and bytes, wherever and however the tensors lie, and of any dtype."""
+    h = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        flat = tensor.detach().cpu().contiguous().flatten()
+        h.update(name.encode() + flat.view(torch.uint8).numpy().data)
+    return h.hexdigest()
+
+
 def _save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
