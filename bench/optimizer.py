@@ -151,7 +151,7 @@ def clip(model: nn.Module) -> list[Step]:
 
 
 def batched() -> AbstractContextManager[object]:
-    return mock.patch.object(newton_schulz, "SPECTRAL_FROM", 10**9)
+    return mock.patch.object(newton_schulz, "LARGE_FROM", 10**9)
 
 
 def arms_of(model: Denoiser) -> dict[str, Arm]:

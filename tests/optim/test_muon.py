@@ -45,7 +45,7 @@ def test_an_update_has_the_rms_of_adamw(shape):
 @pytest.mark.parametrize("spectral", [False, True])
 def test_several_steps_on_mixed_shapes_equal_a_plain_loop(spectral, monkeypatch):
     # The pieces of the first are as large as the second and share its batch.
-    monkeypatch.setattr(newton_schulz, "SPECTRAL_FROM", 1 if spectral else 10**9)
+    monkeypatch.setattr(newton_schulz, "LARGE_FROM", 1 if spectral else 10**9)
     shapes, pieces = [(72, 24), (24, 24), (80, 24), (24, 40)], [3, 1, 2, 1]
     weights = [randn(*shape, seed=i) for i, shape in enumerate(shapes)]
     parameters = [torch.nn.Parameter(w.clone()) for w in weights]
@@ -61,9 +61,9 @@ def test_several_steps_on_mixed_shapes_equal_a_plain_loop(spectral, monkeypatch)
         torch.testing.assert_close(parameter.detach(), expected, atol=2e-4, rtol=1e-3)
 
 
-def test_large_matrices_go_by_their_spectrum_and_small_ones_the_batch(monkeypatch):
+def test_large_matrices_go_one_by_one_and_small_ones_in_a_batch(monkeypatch):
     seen = []
-    for name in ("orthogonalise", "orthogonalise_spectral"):
+    for name in ("orthogonalise", "orthogonalise_one"):
         original = getattr(room, name)
 
         def noted(x, iteration, name=name, original=original):
@@ -76,7 +76,7 @@ def test_large_matrices_go_by_their_spectrum_and_small_ones_the_batch(monkeypatc
         parameter.grad = torch.ones_like(parameter)
     groups = [{"params": parameters[:1], "num_pieces": 2}, {"params": parameters[1:]}]
     Muon(groups).step()
-    large = ("orthogonalise_spectral", (256, 256))
+    large = ("orthogonalise_one", (256, 256))
     assert seen == [large, large, ("orthogonalise", (2, 8, 8))]
 
 

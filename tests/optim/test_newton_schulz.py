@@ -7,6 +7,7 @@ from diffurefill import runtime
 from diffurefill.optim import newton_schulz
 from diffurefill.optim.newton_schulz import (
     Iteration,
+    one_by_one,
     orthogonalise,
     orthogonalise_spectral,
     spectral_pays,
@@ -133,17 +134,26 @@ def test_what_is_not_finite_comes_out_as_nan_either_way(bad):
 
 def test_where_the_cpu_has_bf16_products_beat_the_decomposition(monkeypatch):
     monkeypatch.setattr(runtime, "cpu_has_bf16", lambda: True)
+    assert Iteration().dtype_on(torch.device("cpu")) == torch.bfloat16
+    assert not spectral_pays((256, 1024), torch.bfloat16)
+    assert spectral_pays((256, 1536), torch.bfloat16)
+    assert spectral_pays((256, 1024), torch.float32)
+
+
+def test_large_matrices_on_cpu_go_one_by_one_and_by_their_spectrum():
     cpu = torch.device("cpu")
-    assert Iteration().dtype_on(cpu) == torch.bfloat16
-    assert not spectral_pays((256, 1024), cpu, Iteration())
-    assert spectral_pays((256, 1024), cpu, Iteration(dtype=torch.float32))
+    assert one_by_one((256, 256), cpu)
+    assert not one_by_one((255, 1024), cpu)
+    assert not one_by_one((256, 1024), torch.device("cuda"))
+    assert spectral_pays((256, 256), torch.float32)
+    assert spectral_pays((1024, 256), torch.bfloat16)
+    assert not spectral_pays((256, 256), torch.bfloat16)
+    assert not spectral_pays((256, 1024), torch.float64)
 
 
-def test_large_matrices_on_cpu_go_by_their_spectrum():
-    cpu, plain, bf16 = torch.device("cpu"), Iteration(), Iteration(dtype=torch.bfloat16)
-    assert spectral_pays((256, 256), cpu, plain)
-    assert not spectral_pays((255, 1024), cpu, plain)
-    assert spectral_pays((1024, 256), cpu, bf16)
-    assert not spectral_pays((256, 256), cpu, bf16)
-    assert not spectral_pays((256, 1024), cpu, Iteration(dtype=torch.float64))
-    assert not spectral_pays((256, 1024), torch.device("cuda"), Iteration(dtype=torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_one_by_one_gives_what_a_batch_gives(dtype):
+    matrix, iteration = randn(24, 40, dtype=torch.float64), Iteration(dtype=dtype)
+    alone, among = orthogonalise(matrix, iteration), orthogonalise(matrix[None], iteration)[0]
+    assert alone.shape == matrix.shape
+    assert relative(alone, among) < (1e-2 if dtype == torch.bfloat16 else 1e-5)

@@ -1,9 +1,9 @@
 """Muon: momentum whose update is orthogonalised.
 
 Arguments and results are those of torch.optim.Muon, which works one matrix at a time and always in
-bf16. This one batches matrices of equal shape (large ones on CPU go by their spectrum), cuts fused
-matrices apart, and lets the arithmetic be chosen. One difference: `eps` is added to the norm, where
-torch takes the larger of the two.
+bf16. This one batches matrices of equal shape (large ones on CPU go one by one, in fp32 by their
+spectrum), cuts fused matrices apart, and lets the arithmetic be chosen. One difference: `eps` is
+added to the norm, where torch takes the larger of the two.
 
 Scale 0.2 sqrt(max(rows, cols)): Moonlight (arXiv:2502.16982); with it AdamW's learning rate and
 weight decay apply unchanged.
@@ -24,9 +24,9 @@ from diffurefill.optim.newton_schulz import (
     EPS,
     STEPS,
     Iteration,
+    one_by_one,
     orthogonalise,
-    orthogonalise_spectral,
-    spectral_pays,
+    orthogonalise_one,
 )
 
 Work = tuple[Tensor, Tensor, dict[str, Any]]
@@ -117,7 +117,7 @@ class Muon(torch.optim.Optimizer):
                     batch = Batch(shape, parameter.device, iteration)
                     batches[batch].append((parameter, parameter.grad, group))
         for batch, work in batches.items():
-            if spectral_pays(*batch):
+            if one_by_one(batch.shape, batch.device):
                 for parameter, grad, group in work:
                     self._update_alone(batch, parameter, grad, group)
             else:
@@ -144,7 +144,7 @@ class Muon(torch.optim.Optimizer):
         """One step of one parameter, piece by piece, while each piece is in the cache."""
         pieces = self._direction(parameter, grad, group).view(-1, *batch.shape)
         for weight, piece in zip(parameter.view(-1, *batch.shape), pieces, strict=True):
-            update = orthogonalise_spectral(piece, batch.iteration).to(parameter.dtype)
+            update = orthogonalise_one(piece, batch.iteration).to(parameter.dtype)
             weight.mul_(1.0 - group["lr"] * group["weight_decay"])
             weight.add_(update, alpha=-_rate(group, batch.shape))
 

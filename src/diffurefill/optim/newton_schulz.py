@@ -23,8 +23,9 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 EPS = 1e-7
 
-SPECTRAL_FROM = 256
-"""Short side from which a decomposition on CPU is cheaper than the products it replaces."""
+LARGE_FROM = 256
+"""Short side from which a matrix on CPU is better done by itself than in a batch, which would leave
+the cache; and from which a decomposition in fp32 is cheaper than the products it replaces."""
 PANEL = 64
 """Rows of one panel of a symmetric product."""
 
@@ -47,12 +48,13 @@ DEFAULT = Iteration()
 
 
 def orthogonalise(matrices: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
-    """Move the singular values of each of `matrices` (n, rows, cols) towards 1; scale-free.
+    """Move the singular values of `matrices` (rows, cols) or (n, rows, cols) towards 1; scale-free.
 
     The result, in the iteration's dtype, is near an orthogonal matrix, not one: with the default
     polynomial most singular values end in [0.65, 1.2].
     """
     a, b, c = iteration.coefficients
+    add_product = torch.addmm if matrices.ndim == 2 else torch.baddbmm
     x = matrices.to(iteration.dtype_on(matrices.device))
     tall = x.shape[-2] > x.shape[-1]
     if tall:
@@ -61,21 +63,31 @@ def orthogonalise(matrices: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
     for _ in range(iteration.steps):
         gram = x @ x.mT
         # a x + (b gram + c gram^2) x
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = add_product(x, add_product(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if tall else x
 
 
-def spectral_pays(shape: tuple[int, int], device: torch.device, iteration: Iteration) -> bool:
-    """Whether `orthogonalise_spectral` is the faster way for a matrix of `shape`.
+def one_by_one(shape: tuple[int, int], device: torch.device) -> bool:
+    """Whether matrices of `shape` are better done by `orthogonalise_one` than in a batch."""
+    return device.type == "cpu" and min(shape) >= LARGE_FROM
 
-    On CPU only; in bf16 only for oblong matrices, as the decomposition itself stays in fp32, and
-    for very oblong ones where the CPU has bf16.
+
+def orthogonalise_one(matrix: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
+    """`orthogonalise` of one large `matrix` (rows, cols) on CPU, the faster way."""
+    rows, cols = matrix.shape
+    pays = spectral_pays((rows, cols), iteration.dtype_on(matrix.device))
+    return (orthogonalise_spectral if pays else orthogonalise)(matrix, iteration)
+
+
+def spectral_pays(shape: tuple[int, int], dtype: torch.dtype) -> bool:
+    """Whether `orthogonalise_spectral` is the faster way for a large matrix of `shape` on CPU.
+
+    In bf16 only where it is oblong, as the decomposition itself stays in fp32, and very oblong
+    where the CPU has bf16.
     """
-    if device.type != "cpu" or min(shape) < SPECTRAL_FROM:
-        return False
-    if iteration.dtype_on(device) == torch.bfloat16:
-        return max(shape) >= (6 if has_bf16(device) else 2) * min(shape)
-    return iteration.dtype_on(device) == torch.float32
+    if dtype == torch.bfloat16:
+        return max(shape) >= (6 if has_bf16(torch.device("cpu")) else 2) * min(shape)
+    return dtype == torch.float32
 
 
 def orthogonalise_spectral(matrix: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
