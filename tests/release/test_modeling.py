@@ -173,6 +173,22 @@ def test_mistakes_are_refused(modeling: ModuleType) -> None:
         theirs.generate(prompt, max_new_tokens=3, stages=[{"num_steps": 2}])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "way_out"),
+    [(torch.float32, "other"), (torch.bfloat16, "it with dtype=torch.float32")],
+)
+def test_logits_that_are_not_finite_are_refused_with_what_may_help(
+    modeling: ModuleType, dtype: torch.dtype, way_out: str
+) -> None:
+    _, theirs = pair(modeling, ffn_width=40)
+    theirs.generation_config.suppress_tokens = [BOS]
+    with torch.no_grad():
+        theirs.embedding.weight.fill_(torch.inf)
+    theirs, prompt = theirs.to(dtype), torch.tensor([[BOS, 5]])
+    with pytest.raises(ValueError, match=f"not finite: load {way_out}"):
+        theirs.generate(prompt, max_new_tokens=3, stages=[{"num_passes": 2}])
+
+
 def test_the_file_s_stage_has_our_defaults(modeling: ModuleType) -> None:
     ours = {f.name: f.default for f in fields(Stage)}
     theirs = {f.name: f.default for f in fields(modeling.Stage)}

@@ -138,3 +138,7 @@ def test_a_file_is_not_written_over_unasked(
     assert "add --replace" in said(capsys)
     assert torch_file.read_bytes() == before
     assert main(["export", run, "--format", "pt", "--to", "hf://user/repo"]) == 2
+    assert "give --to FILE.pt" in said(capsys)
+    new = ["--to", str(torch_file.with_name("new.pt")), "--results", "probes.json"]
+    assert main(["export", run, "--format", "pt", *new]) == 2
+    assert "a file without a card: leave --results away" in said(capsys)

@@ -72,6 +72,8 @@ class Export:
 
         if self.format == "pt" and self.to.startswith("hf://"):
             raise UserError("--format pt writes a file: give --to FILE.pt")
+        if self.format == "pt" and self.results:
+            raise UserError("--format pt writes a file without a card: leave --results away")
         with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
             destination = self._require_room()
             kind, extra = self._chosen(Path(cache))

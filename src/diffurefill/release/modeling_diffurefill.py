@@ -576,7 +576,10 @@ def _sample_part(
 ) -> tuple[Tensor, Tensor]:
     log_p = logits.float().masked_fill(~emittable, -math.inf).log_softmax(dim=1)
     if log_p.isnan().any():
-        raise ValueError("the model gave logits that are not finite")
+        way_out = (
+            "other weights" if logits.dtype == torch.float32 else "it with dtype=torch.float32"
+        )
+        raise ValueError(f"the model gave logits that are not finite: load {way_out}")
     inverse = 1 / torch.where(temperature > 0, temperature.clamp(min=COLDEST), 1.0)
     charge = torch.where(neighbours >= 0, -stage.neighbour_ban * inverse[:, None], 0.0)
     scaled = (log_p * inverse[:, None]).scatter_add(1, neighbours.clamp(min=0), charge)
