@@ -20,8 +20,10 @@ def rows(lengths, num_positions, num_rows=2):
     return one_row(lengths, True, num_positions).repeat(num_rows, 1)
 
 
-def chosen(hardware, doc_ids, *, heads=8, head_dim=64, training=True, on_host=True):
-    shape = Shape(doc_ids.shape[0], heads, doc_ids.shape[1], head_dim)
+def chosen(
+    hardware, doc_ids, *, heads=8, head_dim=64, training=True, on_host=True, dtype=torch.float32
+):
+    shape = Shape(doc_ids.shape[0], heads, doc_ids.shape[1], head_dim, dtype)
     documents = documents_of(doc_ids) if on_host else None
     return choose_backend(hardware, shape, documents, training=training)
 
@@ -48,6 +50,16 @@ def chosen(hardware, doc_ids, *, heads=8, head_dim=64, training=True, on_host=Tr
 )
 def test_the_choice_by_device_shape_and_documents(hardware, doc_ids, training, backend):
     assert chosen(hardware, doc_ids, training=training) == backend
+
+
+def test_in_bf16_a_document_must_save_more():
+    for lengths, positions, backend in (
+        ([100, 56, 100], 256, "sdpa"),
+        ([200, 60, 252], 512, "loop"),
+        ([300, 200, 524], 1024, "loop"),
+    ):
+        found = chosen(CPU, rows(lengths, positions, 4), heads=4, dtype=torch.bfloat16)
+        assert found == backend, (lengths, positions)
 
 
 def test_ids_on_a_gpu_are_not_waited_for():

@@ -21,7 +21,9 @@ from diffurefill.model.segments import Backend, Documents
 BACKENDS: tuple[Backend, ...] = ("sdpa", "loop", "flex", "varlen")
 LOOP_SCORES_PER_DOCUMENT = 500_000
 """What one more range costs the loop, in multiply-adds of q k^T over all heads (bench/attention.py:
-between 250,000 and 570,000, forward and backward)."""
+between 250,000 and 570,000, forward and backward, in fp32)."""
+LOOP_BF16 = 8
+"""By how much more in bf16, whose products are short and whose gradients take more operators."""
 LOOP_PAIRS_PER_POSITION = 16
 """What copying results into place costs, in (query, key) pairs per position."""
 LOOP_POSITIONS_WITHOUT_GRADIENTS = 1024
@@ -68,7 +70,8 @@ def _loop_pays(shape: Shape, documents: Documents, training: bool) -> bool:
         return False  # what is decoded must not hang on what else is in the batch
     positions = shape.rows * shape.positions
     saved = positions * (shape.positions - LOOP_PAIRS_PER_POSITION) - documents.num_pairs
-    calls = len(documents.table) * LOOP_SCORES_PER_DOCUMENT
+    factor = LOOP_BF16 if shape.dtype == torch.bfloat16 else 1
+    calls = len(documents.table) * LOOP_SCORES_PER_DOCUMENT * factor
     return saved * shape.heads * shape.head_dim > calls
 
 
