@@ -96,7 +96,9 @@ def decode_block(facts: dict[str, Any]) -> str:
         "loop | tokens a pass | ms a pass |",
         "| --- " * 7 + "|",
     ]
-    for name, size in facts["sizes"].items():
+    rows = dict(facts["sizes"])
+    rows |= {f"{name}, bfloat16": s for name, s in (facts["sizes_bfloat16"] or {}).items()}
+    for name, size in rows.items():
         ar = size["vs_ar_generate"]
         lines.append(
             f"| {name} | {size['pass_over_forward']:.2f} | {'-' if ar is None else f'{ar:.2f}'} | "
