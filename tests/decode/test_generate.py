@@ -35,6 +35,20 @@ def taken(mask: torch.Tensor) -> list[int]:
     return mask.nonzero().flatten().tolist()
 
 
+@pytest.mark.parametrize(("lengths", "whole"), [([9, 9], True), ([9, 4], False)])
+def test_documents_are_named_only_where_they_are_not_the_rows(lengths, whole):
+    given_ids = []
+
+    class Noting(BigramDenoiser):
+        def __call__(self, canvas, doc_ids=None, at=None):
+            given_ids.append(doc_ids)
+            return super().__call__(canvas, doc_ids, at)
+
+    canvas = continuation([[5], [6]], lengths, specials(), max_tokens=64)
+    generate(Noting(V), canvas, (GREEDY,), specials(), seeds=[0, 1])
+    assert [ids is None for ids in given_ids] == [whole] * len(given_ids)
+
+
 # --- the whole loop ------------------------------------------------------------------------------
 
 

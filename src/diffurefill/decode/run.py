@@ -56,13 +56,19 @@ class Run:
     num_fillable: Numbers = field(init=False)
     lengths: Numbers = field(init=False)
     """Of each row without the padding on its right."""
+    rows_are_whole: bool = field(init=False)
+    """Each row is one document without padding: attention then needs no mask, and nobody has to
+    look for one in every pass."""
 
     def __post_init__(self) -> None:
         doc_ids = self.canvas.doc_ids
         self.all_finite = torch.ones((), dtype=torch.bool, device=doc_ids.device)
         number = torch.arange(1, doc_ids.shape[1] + 1, device=doc_ids.device)
         lengths = ((doc_ids >= 0) * number).amax(dim=1)
-        self.num_fillable, self.lengths = self.ask(torch.stack([self.canvas.num_fillable, lengths]))
+        is_whole = ((doc_ids == doc_ids[:, :1]) & (doc_ids >= 0)).all(dim=1).long()
+        facts = self.ask(torch.stack([self.canvas.num_fillable, lengths, is_whole]))
+        self.num_fillable, self.lengths = facts[0], facts[1]
+        self.rows_are_whole = bool(facts[2].all())
 
     def ask(self, numbers: Tensor) -> Numbers:
         """The content of `numbers` (int64), for which a GPU is waited for: all questions that the
@@ -103,7 +109,8 @@ class Run:
             row_among_these = tell(has_open.cumsum() - 1, seen.device)
             at = row_among_these[at // T] * width + at % T
             seen, doc_ids = seen[rows, :width], doc_ids[rows, :width]
-        return self._counted(self.denoiser(seen, doc_ids, at), seen.numel())
+        documents = None if self.rows_are_whole else doc_ids
+        return self._counted(self.denoiser(seen, documents, at), seen.numel())
 
     def rules_at(self, slots: Slots, copies: int = 1) -> tuple[Rules, Tensor | None]:
         """What may be written at slots of (copies * B, T): for `log_p_of`."""
