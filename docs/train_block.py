@@ -51,14 +51,22 @@ def train_block(facts: dict[str, Any]) -> str:
 
 
 def ratios(shape: dict[str, Any]) -> str:
-    """What a shape says in the precision of `auto`."""
+    """What a shape says in the precision of `auto`, and in the other one."""
+    own, other = shape["precision"], {"bf16": "fp32", "fp32": "bf16"}[shape["precision"]]
+    found = shape["in_one_precision"]
+    return (
+        f"in {own}, which `auto` takes on this CPU: {one_precision(shape)} In {other}: "
+        f"{one_precision(found[other])}"
+    )
+
+
+def one_precision(ratio: dict[str, Any]) -> str:
     found = (
-        f"in {shape['precision']}, which `auto` takes on this CPU: {shape['vs_full_head']:.2f} "
-        f"times as fast as the full head (its products alone would be "
-        f"{shape['vs_full_head_at_most']:.2f} times), {shape['over_matmul_floor']:.2f} times the "
+        f"{ratio['vs_full_head']:.2f} times as fast as the full head (its products alone would be "
+        f"{ratio['vs_full_head_at_most']:.2f} times), {ratio['over_matmul_floor']:.2f} times the "
         "time of its products"
     )
-    default, plain = shape["vs_torchdiff_default"], shape["vs_torchdiff_plain"]
+    default, plain = ratio["vs_torchdiff_default"], ratio["vs_torchdiff_plain"]
     if default and plain:
         found += (
             f"; {default:.2f} and {plain:.2f} times as fast as torchdiff's default and plain step"
