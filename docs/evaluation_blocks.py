@@ -85,3 +85,27 @@ def _beside(facts: dict[str, Any]) -> str:
             f"{one['max_abs_difference']:.0e} nats."
         )
     return text
+
+
+def probes_block(facts: dict[str, Any]) -> str:
+    """A row a figure, a column a model."""
+    models = facts["models"]
+    names = list(dict.fromkeys(name for model in models for name in model["figures"]))
+    lines = [f"| figure | {' | '.join(model['model'] for model in models)} |"]
+    lines.append("| --- " * (len(models) + 1) + "|")
+    for name in names:
+        cells = [_with_interval(model["figures"].get(name)) for model in models]
+        lines.append(f"| {name.replace('_', ' ')} | {' | '.join(cells)} |")
+    sets = ", ".join(f"{name} {p['rows']}" for name, p in facts["probes"].items())
+    intro = (
+        f"`{facts['command']}` (results/probes.json): rows of each set: {sets}; "
+        f"{sum(facts['fact_probe']['facts'].values()):,} facts. Nats per masked token in the sets and per answer token in `fact nll`, shares in "
+        "the others; in brackets 95% intervals."
+    )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+def _with_interval(found: dict[str, float] | None) -> str:
+    if found is None:
+        return "-"
+    return f"{found['mean']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
-from evaluation_blocks import evaluate_block, likelihood_block
+from evaluation_blocks import evaluate_block, likelihood_block, probes_block
 from memory_block import memory_block
 from pilot_block import decode_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, precision_block, train_block
@@ -224,6 +224,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "pilot": pilot_block,
     "pipeline": pipeline_block,
     "precision": precision_block,
+    "probes": probes_block,
     "reader": reader_block,
     "resume": resume_block,
     "attention": attention_block,
