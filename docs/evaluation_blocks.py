@@ -99,8 +99,9 @@ def probes_block(facts: dict[str, Any]) -> str:
     sets = ", ".join(f"{name} {p['rows']}" for name, p in facts["probes"].items())
     intro = (
         f"`{facts['command']}` (results/probes.json): rows of each set: {sets}; "
-        f"{sum(facts['fact_probe']['facts'].values()):,} facts. Nats per masked token in the sets and per answer token in `fact nll`, shares in "
-        "the others; in brackets 95% intervals."
+        f"{sum(facts['fact_probe']['facts'].values()):,} facts. Nats per "
+        "masked token in the sets and per answer token in `fact nll`, shares in the others; in "
+        "brackets 95% intervals."
     )
     return "\n".join([fill(intro, WIDTH), "", *lines])
 
