@@ -1,8 +1,8 @@
 """Attention over whole rows by torch's fused operator, spared its backward pass in bf16 on a CPU.
 
-There the operator's backward pass leaves the matrix units unused: on a CPU with AMX it took four
-times as long as its products written out, for 32 rows of 128 positions, and 1.5 times for 4 rows of
-512 (bench/attention.py). Scores are made again, some heads at a time, so that they stay in a core's
+There the operator's backward pass leaves the matrix units unused: on a CPU with AMX attention took
+three times as long with it as with its products written out, for 32 rows of 128 positions
+(bench/attention.py). Scores are made again, some heads at a time, so that they stay in a core's
 cache and nothing of size T x T is kept. Shape letters as in denoiser.py.
 """
 

@@ -21,7 +21,7 @@ from diffurefill.runtime import training_dtype
 PAD_TO = 1024
 PAD_TO_ON_CPU = 128
 """In bf16: the library behind the products makes code for every shape and keeps that of a thousand,
-5 GB at 2.5 million parameters."""
+which is gigabytes even for a small model."""
 
 
 @dataclass(frozen=True)
