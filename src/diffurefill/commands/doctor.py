@@ -86,7 +86,7 @@ class Doctor:
 
 
 def _products() -> str:
-    """How fast matrices are multiplied here, and what to ask for where a CPU is faster in half."""
+    """How fast matrices are multiplied here, and how to write where a CPU is faster in half."""
     import torch
 
     from diffurefill.runtime import default_device, training_dtype
@@ -97,7 +97,7 @@ def _products() -> str:
     if device.type == "cuda":
         return half.what
     plain = peak_of(device, torch.float32)
-    pays = "; worth a try: train.precision bf16, --dtype bfloat16"
+    pays = "; generate writes sooner with --dtype bfloat16"
     return f"{plain.what}; {half.what}{pays if half.flops > 1.5 * plain.flops else ''}"
 
 
