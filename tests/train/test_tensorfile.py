@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diffurefill.config import UserError
+from diffurefill.train import directfile
 from diffurefill.train.tensorfile import (
     DTYPES,
     StreamingWriter,
@@ -70,6 +71,25 @@ def test_every_tensor_is_aligned_in_the_file(tmp_path: Path, tensors: dict[str, 
     assert length % 8 == 0
     for name, tensor in tensors.items():
         assert header[name]["data_offsets"][0] % tensor.element_size() == 0
+
+
+def test_tensors_of_a_large_file_begin_at_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or every piece of a direct write would leave parts of pages to the page cache."""
+    tensors = {"a": torch.arange(4096.0), "b": torch.arange(5.0), "c": torch.ones(1)}
+    for large in (False, True):
+        monkeypatch.setattr(directfile, "DIRECT_FROM", 0 if large else 1 << 20)
+        with StreamingWriter(tmp_path / "w", schema_of(tensors)) as f:
+            for name, start, stop in chunks(schema_of(tensors), 1024):
+                f.write(name, tensors[name][start:stop])
+        content = (tmp_path / "w").read_bytes()
+        first = 8 + int.from_bytes(content[:8], "little")
+        assert first % (directfile.ALIGN if large else 8) == 0
+        assert large == (first == directfile.ALIGN)
+        assert len(content) == first + sum(4 * len(t) for t in tensors.values())
+        for name, tensor in safetensors.torch.load_file(tmp_path / "w").items():
+            assert torch.equal(tensor, tensors[name])
 
 
 @COMMON

@@ -42,8 +42,8 @@ def _open_direct(path: Path) -> int | None:
 class DirectFile:
     """A new file written piece by piece, by position, from any number of threads. To be closed.
 
-    `num_bytes`: what it will hold in all. Pieces must not overlap. What could not be written is
-    raised by a later `write`, or by `sync`.
+    `num_bytes`: what it will hold in all. Pieces must not overlap; the fewer share a page (ALIGN)
+    with another, the faster. What could not be written is raised by a later `write`, or by `sync`.
     """
 
     def __init__(self, path: Path, num_bytes: int) -> None:
@@ -53,6 +53,8 @@ class DirectFile:
         self._pool: ThreadPoolExecutor | None = None
         self._failed: BaseException | None = None
         if self._direct is not None:
+            # At its full length from the start: a write that makes a file longer shuts out others.
+            os.ftruncate(self._plain, num_bytes)
             self._pool = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="direct-write")
             for _ in range(AT_ONCE):
                 self._memory.put(None)

@@ -1,8 +1,9 @@
 """safetensors files read and written piece by piece, so that memory does not grow with the model.
 
 A file is 8 bytes of header length, a JSON header {name: {dtype, shape, data_offsets}} and the
-tensors' bytes end to end. Files written here put the larger dtypes first, then sort by name: the
-same tensors always make the same bytes and the same sha256 (spec hub.md D).
+tensors' bytes end to end. Files written here put the larger dtypes first, then sort by name, and
+in large files the first tensor begins at a page: the same tensors always make the same bytes and
+the same sha256 (spec hub.md D).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from torch import Tensor
 from diffurefill.config import UserError
 from diffurefill.store.base import new_nonce
 from diffurefill.store.durable import removed_at_exit, replace_durably
+from diffurefill.train import directfile
 from diffurefill.train.directfile import DirectFile
 
 CHUNK_ELEMENTS = 1 << 19
@@ -217,10 +219,11 @@ class StreamingWriter:
         with contextlib.ExitStack() as stack:
             stack.enter_context(removed_at_exit(self._part))
             num_bytes = max((span.end for span in self._spans.values()), default=0)
-            self._file = stack.enter_context(contextlib.closing(DirectFile(self._part, num_bytes)))
-            header = self._header()
-            self._file.write(header, 0)
+            header = self._header(num_bytes)
             self._body = len(header)
+            file = DirectFile(self._part, self._body + num_bytes)
+            self._file = stack.enter_context(contextlib.closing(file))
+            self._file.write(header, 0)
             self._cleanup = stack.pop_all()
         return self
 
@@ -231,7 +234,8 @@ class StreamingWriter:
                 self._file.sync()
                 replace_durably(self._part, self._path)
 
-    def _header(self) -> bytes:
+    def _header(self, num_bytes: int) -> bytes:
+        """For tensors of so many bytes, which then begin at a page where that helps writing."""
         header: dict[str, Any] = {}
         if self._metadata:
             header["__metadata__"] = dict(sorted(self._metadata.items()))
@@ -240,7 +244,8 @@ class StreamingWriter:
             offsets = [span.begin, span.end]
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
         text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        align = directfile.ALIGN if num_bytes >= directfile.DIRECT_FROM else 8
+        text += b" " * (-(8 + len(text)) % align)
         return len(text).to_bytes(8, "little") + text
 
     def _require_complete(self) -> None:
