@@ -142,6 +142,20 @@ def test_a_pair_that_does_not_fit_together_is_refused(
         Pair(diffusion, ar)
 
 
+def test_a_denoiser_without_a_twin_is_compared_with_itself(
+    trained: tuple[RunConfig, tuple[str, str]], judge: type[CountingJudge], tmp_path: Path
+) -> None:
+    both = run_pilot(tmp_path / "both", trained[1], PLAN, "a judge", quiet)
+    alone = run_pilot(tmp_path / "alone", (trained[1][0], None), PLAN, "a judge", quiet)
+    assert set(both["arms"]) - set(alone["arms"]) == {"ar", "ar_truncated", "ar_repair"}
+    assert list(alone["models"]) == ["diffusion"]
+    for name, arm in alone["arms"].items():
+        assert arm["items"] == both["arms"][name]["items"]
+        assert set(arm["minus"]) == {"draft", "tuned"}
+    with pytest.raises(UserError, match="writes ar_repair: give --ar"):
+        choose_arms(pilot_arms(TUNED), ("tuned", "ar_repair"), has_twin=False)
+
+
 def test_arms_change_one_thing_each() -> None:
     arms = {arm.name: arm for arm in pilot_arms(TUNED)}
     draft, refill = arms["tuned"].stages
@@ -161,4 +175,4 @@ def test_what_cannot_be_ablated_is_refused() -> None:
     with pytest.raises(UserError, match="one draft and one refill"):
         pilot_arms((Stage(),))
     with pytest.raises(UserError, match="no arm nonsense"):
-        choose_arms(pilot_arms(TUNED), ("nonsense",))
+        choose_arms(pilot_arms(TUNED), ("nonsense",), has_twin=True)

@@ -22,10 +22,11 @@ class BenchPilot:
     """Where texts and scores go (and the models, where none is given); an interrupted run goes on
     from there."""
     diffusion: str | None = None
-    """A trained denoiser: a run's store or a `train` folder. Without it and --ar both are trained
-    here, on --preset and --data."""
+    """A trained denoiser: a run's store or a `train` folder. Without it the pair is trained here,
+    on --preset and --data."""
     ar: str | None = None
-    """Its autoregressive twin: a `train` folder with model.causal = true and the same data."""
+    """Its autoregressive twin: a `train` folder with model.causal = true and the same data. Without
+    it only the denoiser's arms are run."""
     train_steps: int | None = None
     """Train to this step; optim.total_steps by default."""
     preset: str = "demo"
@@ -62,8 +63,8 @@ class BenchPilot:
         from diffurefill.pilot.run import Plan, run_pilot, train_pair
         from diffurefill.runtime import provenance, set_threads
 
-        if (self.diffusion is None) != (self.ar is None):
-            raise UserError("give both --diffusion and --ar, or neither to train them here")
+        if self.ar is not None and self.diffusion is None:
+            raise UserError("give --diffusion beside --ar, or neither to train them here")
         if min(self.prompts, self.prompt_tokens, self.num_tokens, self.batch_rows) < 1:
             raise UserError("--prompts, --prompt-tokens, --num-tokens, --batch-rows: at least 1")
         require_transformers("the pilot's judge")
@@ -78,7 +79,8 @@ class BenchPilot:
             batch_rows=self.batch_rows,
             seed=self.settings.seed,
         )
-        if self.diffusion is None or self.ar is None:
+        places: tuple[str, str | None]
+        if self.diffusion is None:
             config = resolved(self.settings, self.data, quietly=True)
             places = train_pair(self.folder, config, self.train_steps, say)
         else:

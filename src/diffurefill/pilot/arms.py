@@ -35,6 +35,11 @@ class Arm:
     repair_rounds: int = 0
     repair_fraction: float = 0.0
 
+    @property
+    def needs_twin(self) -> bool:
+        """Whether the autoregressive model takes part."""
+        return self.writer in ("ar", "diffusion, then ar")
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -49,13 +54,18 @@ def pilot_arms(tuned: tuple[Stage, ...]) -> list[Arm]:
     return [*_baselines(draft, refill), _ar_repair(draft), *changed]
 
 
-def choose_arms(arms: list[Arm], names: tuple[str, ...]) -> list[Arm]:
-    """Those of the names, in the table's order; all where none is named."""
+def choose_arms(arms: list[Arm], names: tuple[str, ...], *, has_twin: bool) -> list[Arm]:
+    """Those of the names, in the table's order; where none is named, all that can be written."""
     unknown = set(names) - {arm.name for arm in arms}
     if unknown:
         known = ", ".join(arm.name for arm in arms)
         raise UserError(f"no arm {', '.join(sorted(unknown))}; there are {known}")
-    return [arm for arm in arms if not names or arm.name in names]
+    possible = [arm for arm in arms if has_twin or not arm.needs_twin]
+    chosen = [arm for arm in arms if arm.name in names] if names else possible
+    impossible = [arm.name for arm in chosen if arm not in possible]
+    if impossible:
+        raise UserError(f"the autoregressive twin writes {', '.join(impossible)}: give --ar")
+    return chosen
 
 
 def _baselines(draft: Stage, refill: Stage) -> list[Arm]:
@@ -122,16 +132,19 @@ def _other_drafts(draft: Stage, refill: Stage) -> list[Arm]:
 
 
 def _other_refills(draft: Stage, refill: Stage) -> list[Arm]:
-    """Every other thing that a refill may know or leave alone."""
+    """Every other thing that a refill may know or leave alone; and what keeping keys and values,
+    which is for speed, does to the text."""
 
     def arm(name: str, title: str, **change: Any) -> Arm:
         return _diffusion(name, title, draft, replace(refill, **change))
 
+    kept = [replace(stage, refresh_every=4) for stage in (draft, refill)]
     return [
         arm("regrouped", "confidence judged anew in groups", confidence="regrouped"),
         arm("shadow", "confidence judged anew by shadows", confidence="shadow"),
         arm("remask_cap", "no position back more than twice", remask_cap=2),
         arm("sure_above", "nothing above 0.9 back", sure_above=0.9),
+        _diffusion("kept", "keys and values kept for three passes of four", *kept),
     ]
 
 

@@ -57,16 +57,17 @@ def train_pair(
 
 def run_pilot(
     folder: Path,
-    places: tuple[str, str],
+    places: tuple[str, str | None],
     plan: Plan,
     judge: str,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The figures of every arm, read by `judge`. What `folder` holds of an interrupted run is used
-    again."""
-    arms = choose_arms(pilot_arms(plan.tuned), plan.arms)
-    (diffusion, origin), (ar, ar_origin) = (_open(place) for place in places)
-    pair = Pair(diffusion, ar)
+    again. `places`: of the denoiser, and of its twin where an arm asks for it."""
+    arms = choose_arms(pilot_arms(plan.tuned), plan.arms, has_twin=places[1] is not None)
+    opened = [_open(place) for place in places if place is not None]
+    origins = [origin for _, origin in opened]
+    pair = Pair(opened[0][0], opened[1][0] if len(opened) > 1 else None)
     passages = held_out_passages(
         pair.diffusion.config.data,
         pair.diffusion.tokenizer,
@@ -84,8 +85,8 @@ def run_pilot(
     return {
         "judge": reader.name,
         "models": {
-            "diffusion": _model_facts(diffusion, origin, pair.digests["diffusion"]),
-            "ar": _model_facts(ar, ar_origin, pair.digests["ar"]),
+            name: _model_facts(model, origin, pair.digests[name])
+            for (name, model), origin in zip(pair.models.items(), origins, strict=True)
         },
         "num_prompts": len(passages),
         "skip_prompts": plan.skip_prompts,

@@ -27,12 +27,15 @@ class Pair:
     """A denoiser and its twin: the same tokenizer and row length. UserError otherwise."""
 
     diffusion: LoadedModel
-    ar: LoadedModel
+    ar: LoadedModel | None
+    """None where no arm asks for it."""
 
     def __post_init__(self) -> None:
         one, two = self.diffusion, self.ar
-        if one.config.model.causal or not two.config.model.causal:
+        if one.config.model.causal or (two is not None and not two.config.model.causal):
             raise UserError("name the denoiser first and then the autoregressive (causal) model")
+        if two is None:
+            return
         if one.tokenizer.to_json() != two.tokenizer.to_json():
             raise UserError("the two models have different tokenizers: train them on the same data")
         if one.config.data.row_length != two.config.data.row_length:
@@ -41,8 +44,12 @@ class Pair:
     @cached_property
     def digests(self) -> dict[str, str]:
         """First 16 hex digits of each model's weights_digest."""
-        models = {"diffusion": self.diffusion, "ar": self.ar}
-        return {n: weights_digest(m.denoiser.state_dict())[:16] for n, m in models.items()}
+        return {n: weights_digest(m.denoiser.state_dict())[:16] for n, m in self.models.items()}
+
+    @property
+    def models(self) -> dict[str, LoadedModel]:
+        both = {"diffusion": self.diffusion, "ar": self.ar}
+        return {name: model for name, model in both.items() if model is not None}
 
 
 @dataclass(frozen=True)
@@ -103,11 +110,11 @@ def _write(arm: Arm, pair: Pair, task: Task, say: Callable[[str], None]) -> Writ
 
 def _fill(arm: Arm, pair: Pair, canvas: Canvas, seeds: list[int]) -> Generation:
     ar = pair.ar
-    if arm.writer == "ar":
+    if arm.writer == "ar" and ar is not None:
         return ar.continue_text(canvas, arm.how, seeds)
     decode = DecodeConfig(stages=arm.stages)
     done = pair.diffusion.fill(canvas, decode=decode, seed=seeds[0])
-    if arm.writer == "diffusion":
+    if ar is None or arm.writer == "diffusion":
         return done
     return repair_left_to_right(
         ar.denoiser,
