@@ -26,16 +26,13 @@ The top-level figures are those of `micro`; `shapes` has all.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -46,6 +43,7 @@ from torch import nn
 from _common import report
 from _plain_model import PlainModel
 from _products import Products
+from _torchdiff import default_mode_tokens, torchdiff_steps
 from diffurefill.config import (
     ModelConfig,
     ObjectiveConfig,
@@ -232,50 +230,6 @@ def matmul_step(config: RunConfig, dtype: torch.dtype) -> Step:
     return timed(step)
 
 
-# --- the published package -----------------------------------------------------------------------
-
-TORCHDIFF_MODES = {
-    "torchdiff_default": "default shipped",
-    "torchdiff_plain": "plain shipped",
-    "torchdiff_default_fp32": "default fp32",
-    "torchdiff_plain_fp32": "plain fp32",
-}
-
-
-@contextmanager
-def torchdiff_steps(python: str, config: RunConfig, threads: int) -> Iterator[dict[str, Step]]:
-    """Its steps, in a process of its own that waits while others are timed."""
-    model = config.model
-    shape = {
-        **{n: getattr(model, n) for n in ("vocab_size", "width", "layers", "heads", "ffn_width")},
-        "batch_rows": config.train.batch_rows,
-        "row_length": config.data.row_length,
-        "threads": threads,
-    }
-    script = Path(__file__).with_name("_torchdiff_step.py")
-    command = [python, str(script), json.dumps(shape)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def ask(request: str) -> float:
-        print(request, file=process.stdin, flush=True)
-        answer = process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{python} failed on {request!r}: its message is above")
-        return float(answer)
-
-    if not process.stdout.readline():
-        raise SystemExit(f"{python} cannot run {script.name}: has it slm388-torchdiff?")
-    try:
-        yield {
-            name: lambda request=request: ask(request) for name, request in TORCHDIFF_MODES.items()
-        }
-    finally:
-        process.stdin.close()
-        process.wait()
-
-
 # --- the figures ---------------------------------------------------------------------------------
 
 
@@ -355,12 +309,6 @@ def figures(
         "spread": {n: [round(min(t), 4), round(max(t), 4)] for n, t in times.items()},
         "operator_shares": profile,
     }
-
-
-def default_mode_tokens(config: RunConfig) -> dict[str, int]:
-    """Tokens that a step in torchdiff's default mode reads, beside all of the batch."""
-    B, T = config.train.batch_rows, config.data.row_length
-    return {"read": B * max(1, T // 2 // 20) * 20, "of": B * T}
 
 
 def operator_shares(step: Step, top: int = 16) -> dict[str, float]:
