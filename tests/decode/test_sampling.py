@@ -11,24 +11,26 @@ from diffurefill.decode.sampling import (
     Drawn,
     Places,
     Rules,
+    beside,
     inverse_cdf,
     sample,
     scaled_logits,
-    visible_neighbours,
-    weights,
+    weights_,
 )
 from diffurefill.runtime import philox
-from tests.fakes import BOS, EOS, MASK, PAD
+from tests.fakes import EOS
 
-NO_NEIGHBOURS = torch.tensor([[-1, -1]])
 ALMOST_ONE = 1 - 2.0**-53
 
 
-def neighbours_of(ids: list[int], doc_ids: list[int] | None = None) -> list[set[int]]:
-    canvas = torch.tensor([ids])
-    docs = torch.tensor([doc_ids or [0] * len(ids)], dtype=torch.int32)
-    found = visible_neighbours(canvas, docs, mask_id=MASK)[0]
-    return [set(pair) - {-1} for pair in found.tolist()]
+def neighbours_of(doc_ids: list[list[int]]) -> list[list[set[int]]]:
+    """Of each position of each row, by its place in the row."""
+    docs = torch.tensor(doc_ids, dtype=torch.int32)
+    T = docs.shape[1]
+    return [
+        [{i - b * T for i in pair} - {t} for t, pair in enumerate(row)]
+        for b, row in enumerate(beside(docs).tolist())
+    ]
 
 
 def draw(
@@ -36,46 +38,48 @@ def draw(
     uniform: torch.Tensor,
     temperature: float | list[float],
     *,
-    neighbours: torch.Tensor = NO_NEIGHBOURS,
+    neighbours: torch.Tensor | None = None,
     forbidden: tuple[int, ...] = (),
     no_eos: torch.Tensor | None = None,
     **rules,
 ) -> Drawn:
     """`sample` at every row of `logits`, by default without neighbours."""
     N = len(logits)
-    places = Places(
-        neighbours.expand(N, 2), uniform.double(), torch.tensor(temperature).expand(N), no_eos
-    )
+    places = Places(neighbours, uniform.double(), torch.tensor(temperature).expand(N), no_eos)
     return sample(logits, places, Rules(torch.tensor(forbidden).long(), EOS, **rules))
 
 
 def probabilities(logits: torch.Tensor, temperature: float = 1.0, min_p: float = 0.0):
     scaled = scaled_logits(
-        logits.log_softmax(1), NO_NEIGHBOURS, torch.full((len(logits),), temperature), 0.0
+        logits.log_softmax(1), None, torch.full((len(logits),), temperature), 0.0
     )
-    return weights(scaled, min_p)
+    return weights_(scaled, min_p)
 
 
 # --- neighbours and ban --------------------------------------------------------------------------
 
 
-def test_neighbours_are_the_visible_tokens_on_both_sides():
-    assert neighbours_of([BOS, 7, MASK, 8]) == [{7}, {BOS}, {7, 8}, set()]
+def test_neighbours_stand_on_both_sides_in_the_same_row():
+    assert neighbours_of([[0] * 3] * 2) == [[{1}, {0, 2}, {1}]] * 2
 
 
-def test_mask_padding_and_another_document_are_no_neighbours():
-    found = neighbours_of([7, MASK, 8, MASK, 9, PAD, PAD], [0, 0, 0, 1, 1, -1, -1])
-    assert found == [set(), {7, 8}, set(), {9}, set(), set(), set()]
-
-
-def test_padding_positions_are_strangers_to_each_other():
-    assert neighbours_of([7, MASK, 9], [-1, -1, -1]) == [set(), set(), set()]
+def test_padding_and_another_document_are_no_neighbours():
+    assert neighbours_of([[0, 0, 0, 1, 1, -1]])[0] == [{1}, {0, 2}, {1}, {4}, {3}, set()]
 
 
 def test_a_token_on_both_sides_is_charged_once():
-    canvas = torch.tensor([[7, MASK, 7]])
-    beside = visible_neighbours(canvas, torch.zeros_like(canvas), mask_id=MASK)[0, 1:2]
-    assert scaled_logits(torch.zeros(1, 9), beside, torch.ones(1), 6.0)[0, 7] == -6.0
+    both = torch.tensor([[7, 7]])
+    assert scaled_logits(torch.zeros(1, 9), both, torch.ones(1), 6.0)[0, 7] == -6.0
+
+
+def test_an_id_that_is_never_written_stands_for_no_neighbour():
+    logits = torch.tensor([[0.0, 1.0, 5.0]])
+    drawn = draw(
+        logits, torch.tensor([0.5]), 0.0, neighbours=torch.tensor([[2, 2]]), forbidden=(2,),
+        neighbour_ban=6.0,
+    )  # fmt: skip
+    assert drawn.tokens.tolist() == [1]
+    torch.testing.assert_close(drawn.confidence, logits[:, :2].log_softmax(1)[:, 1])
 
 
 @given(
@@ -89,8 +93,8 @@ def test_the_log_odds_of_a_banned_token_fall_by_ban_over_temperature(
 ):
     row = torch.tensor([logits], dtype=torch.float32)
     T = torch.tensor([temperature])
-    plain = scaled_logits(row, NO_NEIGHBOURS, T, ban)[0]
-    charged = scaled_logits(row, torch.tensor([[banned, -1]]), T, ban)[0]
+    plain = scaled_logits(row, None, T, ban)[0]
+    charged = scaled_logits(row, torch.tensor([[banned, banned]]), T, ban)[0]
     fall = (plain[banned] - plain[5]) - (charged[banned] - charged[5])
     assert fall.item() == ban / temperature
     others = [i for i in range(5) if i != banned]
@@ -101,7 +105,7 @@ def test_the_ban_moves_the_draw_but_not_the_confidence():
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     token, confidence, *_ = draw(
         logits, torch.tensor([0.5]), 0.0,
-        neighbours=torch.tensor([[0, -1]]), min_p=0.5, neighbour_ban=6.0,
+        neighbours=torch.tensor([[0, 0]]), min_p=0.5, neighbour_ban=6.0,
     )  # fmt: skip
     assert token.item() == 1
     torch.testing.assert_close(confidence, logits.log_softmax(1)[:, 1])
@@ -264,7 +268,7 @@ def test_margin_and_entropy_are_of_the_distribution_without_ban_or_temperature()
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     drawn = draw(
         logits, torch.tensor([0.9]), 2.2, min_p=0.9, measures=("margin", "entropy"),
-        neighbours=torch.tensor([[0, -1]]), neighbour_ban=6.0,
+        neighbours=torch.tensor([[0, 0]]), neighbour_ban=6.0,
     )  # fmt: skip
     assert drawn.margin.exp().item() == pytest.approx(0.2, rel=1e-5)
     assert drawn.entropy.item() == pytest.approx(-sum(p * math.log(p) for p in (0.5, 0.3, 0.2)))
@@ -276,3 +280,10 @@ def test_broken_logits_are_seen_in_the_confidence(bad, temperature):
     logits = torch.tensor([[0.0, bad, 1.0], [0.0, 1.0, 2.0]])
     confidence = draw(logits, torch.tensor([0.5, 0.5]), temperature).confidence
     assert confidence.isfinite().tolist() == [False, True]
+
+
+def test_of_broken_logits_an_id_of_the_vocabulary_is_drawn():
+    """It is read again before anybody asks whether all was finite."""
+    logits = torch.full((2, 200), math.nan)
+    tokens = draw(logits, torch.tensor([0.0, ALMOST_ONE]), 1.0).tokens
+    assert ((tokens >= 0) & (tokens < 200)).all()

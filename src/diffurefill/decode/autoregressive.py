@@ -216,7 +216,7 @@ class _Draws:
         if not may_end or how.forbid_eos:
             no_eos = torch.ones(N, dtype=torch.bool, device=device)
         places = Places(
-            torch.full((N, 2), -1, device=device),
+            None,
             self.uniform[rows, at],
             torch.full((N,), how.temperature, device=device),
             no_eos,

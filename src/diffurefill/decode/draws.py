@@ -13,7 +13,7 @@ from diffurefill.config import Stage
 from diffurefill.decode.counts import Counts, least_taken
 from diffurefill.decode.order import Sureness, measures, ranking
 from diffurefill.decode.run import Run
-from diffurefill.decode.sampling import Drawn, Places, Rules, sample, visible_neighbours
+from diffurefill.decode.sampling import Drawn, Places, Rules, sample
 from diffurefill.decode.slots import Slots
 
 
@@ -59,9 +59,10 @@ class Draws:
         if part is not None:
             numbers = torch.arange(len(logits), device=ids.device)
             slots, logits = part, logits[part.read(slots.write(numbers, torch.zeros_like(ids)))]
-        beside = visible_neighbours(ids, run.canvas.doc_ids, mask_id=run.specials.mask_id)
+        # Beside nothing stands the slot's own MASK.
+        beside = ids.flatten()[slots.read(run.beside)] if stage.neighbour_ban > 0 else None
         places = Places(
-            slots.read(beside),
+            beside,
             slots.read(self.uniform),
             self.temperature[slots.of // ids.shape[1]],
             None if run.no_eos is None else slots.read(run.no_eos),

@@ -12,7 +12,7 @@ from torch import Tensor
 from diffurefill.config import UserError
 from diffurefill.decode.canvas import Canvas, Specials
 from diffurefill.decode.counts import Numbers, tell
-from diffurefill.decode.sampling import Rules
+from diffurefill.decode.sampling import Rules, beside
 from diffurefill.decode.slots import Slots
 from diffurefill.model.cached import RowCache, shadow_logits
 from diffurefill.runtime import not_finite, philox
@@ -53,6 +53,8 @@ class Run:
     """Keys and values of the stage's last passes, where it keeps them."""
     dtype: torch.dtype | None = None
     """Of the logits of the pass before."""
+    beside: Tensor = field(init=False)
+    """(B, T, 2), of `sampling.beside`."""
     num_fillable: Numbers = field(init=False)
     lengths: Numbers = field(init=False)
     """Of each row without the padding on its right."""
@@ -62,6 +64,7 @@ class Run:
 
     def __post_init__(self) -> None:
         doc_ids = self.canvas.doc_ids
+        self.beside = beside(doc_ids)
         self.all_finite = torch.ones((), dtype=torch.bool, device=doc_ids.device)
         number = torch.arange(1, doc_ids.shape[1] + 1, device=doc_ids.device)
         lengths = ((doc_ids >= 0) * number).amax(dim=1)
@@ -101,15 +104,15 @@ class Run:
         """
         (B, T), at = seen.shape, slots.of
         copies = B // len(self.canvas.doc_ids)
-        doc_ids = self.canvas.doc_ids.repeat(copies, 1)
+        documents = None if self.rows_are_whole else self.canvas.doc_ids.repeat(copies, 1)
         has_open = slots.counts.high > 0
         if not has_open.all():
             width = int(np.tile(self.lengths, copies)[has_open].max())
             rows = tell(has_open.nonzero()[0], seen.device)
             row_among_these = tell(has_open.cumsum() - 1, seen.device)
             at = row_among_these[at // T] * width + at % T
-            seen, doc_ids = seen[rows, :width], doc_ids[rows, :width]
-        documents = None if self.rows_are_whole else doc_ids
+            seen = seen[rows, :width]
+            documents = None if documents is None else documents[rows, :width]
         return self._counted(self.denoiser(seen, documents, at), seen.numel())
 
     def rules_at(self, slots: Slots, copies: int = 1) -> tuple[Rules, Tensor | None]:

@@ -22,6 +22,9 @@ CDF_BLOCK = 160
 CHUNK_ELEMENTS = {"cpu": 1 << 18, "cuda": 1 << 24}
 """Logits worked on at a time, by device: what stays in a core's cache, or few launches and
 temporaries of 64 MiB, however many positions are open."""
+BELOW_ONE = 1 - 2.0**-52
+"""Uniforms are held to it: times a positive float64 it is below that number, whatever the rounding,
+so that the last id of positive probability answers at the latest."""
 COLDEST = 1e-30
 """Temperatures above 0 are held above this, so that their inverse is a number."""
 
@@ -41,8 +44,9 @@ class Rules:
 class Places(NamedTuple):
     """What a draw must know of its N positions."""
 
-    neighbours: Tensor
-    """(N, 2) int64: tokens standing beside, -1 for none."""
+    neighbours: Tensor | None
+    """(N, 2) int64: tokens standing beside, an id that is never written for none; None where there
+    is no ban."""
     uniform: Tensor
     """(N,) float64 in [0, 1)."""
     temperature: Tensor
@@ -51,8 +55,9 @@ class Places(NamedTuple):
     """(N,) bool: where EOS is forbidden too; None where nowhere."""
 
     def part(self, which: slice) -> Places:
+        neighbours = None if self.neighbours is None else self.neighbours[which]
         no_eos = None if self.no_eos is None else self.no_eos[which]
-        return Places(self.neighbours[which], self.uniform[which], self.temperature[which], no_eos)
+        return Places(neighbours, self.uniform[which], self.temperature[which], no_eos)
 
 
 class Drawn(NamedTuple):
@@ -68,17 +73,14 @@ class Drawn(NamedTuple):
     """In nats."""
 
 
-def visible_neighbours(ids: Tensor, doc_ids: Tensor, *, mask_id: int) -> Tensor:
-    """The tokens standing left and right of every position: (B, T, 2) int64, -1 for none.
+def beside(doc_ids: Tensor) -> Tensor:
+    """Left and right of every position of (B, T), as indices of the B * T: (B, T, 2) int64.
 
-    MASK, another document's tokens and padding (doc id -1) are no neighbours. A token standing on
-    both sides is named once, so that it is charged once.
+    Where its document does not go on, the position itself.
     """
-    visible = ids.masked_fill(ids == mask_id, -1)
-    same = (doc_ids[:, 1:] == doc_ids[:, :-1]) & (doc_ids[:, 1:] >= 0)
-    left = F.pad(torch.where(same, visible[:, :-1], -1), (1, 0), value=-1)
-    right = F.pad(torch.where(same, visible[:, 1:], -1), (0, 1), value=-1)
-    return torch.stack([left, torch.where(right == left, -1, right)], dim=2)
+    here = torch.arange(doc_ids.numel(), device=doc_ids.device).view_as(doc_ids)
+    same = (doc_ids[:, 1:] == doc_ids[:, :-1]).long()
+    return torch.stack([here - F.pad(same, (1, 0)), here + F.pad(same, (0, 1))], dim=2)
 
 
 def sample(logits: Tensor, places: Places, rules: Rules, *, greedy: bool | None = None) -> Drawn:
@@ -109,29 +111,40 @@ def log_p_of(logits: Tensor, tokens: Tensor, rules: Rules, no_eos: Tensor | None
     found = []
     for start in range(0, max(len(logits), 1), size):
         which = slice(start, start + size)
-        log_p = _log_p(logits[which], rules, None if no_eos is None else no_eos[which])
-        found.append(log_p.gather(1, tokens[which, None])[:, 0])
+        allowed = _allowed(logits[which], rules, None if no_eos is None else no_eos[which])
+        found.append(allowed.log_softmax(dim=1).gather(1, tokens[which, None])[:, 0])
     return torch.cat(found)
 
 
-def _log_p(logits: Tensor, rules: Rules, no_eos: Tensor | None) -> Tensor:
-    """Log-softmax (N, V) float32 over what may be written."""
-    clean = logits.float() if logits.dtype != torch.float32 else logits.clone()
-    clean.index_fill_(1, rules.forbidden, -torch.inf)
+def _allowed(logits: Tensor, rules: Rules, no_eos: Tensor | None) -> Tensor:
+    """A float32 copy of logits (N, V), -inf where nothing may be written: (N, V'), V' being whole
+    blocks of the CDF."""
+    N, V = logits.shape
+    allowed = logits.new_empty((N, -(-V // CDF_BLOCK) * CDF_BLOCK), dtype=torch.float32)
+    allowed[:, :V] = logits
+    allowed[:, V:] = -torch.inf
+    allowed.index_fill_(1, rules.forbidden, -torch.inf)
     if no_eos is not None:
-        clean[:, rules.eos_id].masked_fill_(no_eos, -torch.inf)
-    return clean.log_softmax(dim=1)
+        allowed[:, rules.eos_id].masked_fill_(no_eos, -torch.inf)
+    return allowed
 
 
 def _sample_part(logits: Tensor, places: Places, rules: Rules, greedy: bool | None) -> Drawn:
-    log_p = _log_p(logits, rules, places.no_eos)
-    scaled = scaled_logits(log_p, places.neighbours, places.temperature, rules.neighbour_ban)
+    work = _allowed(logits, rules, places.no_eos)
+    log_p = work.log_softmax(dim=1)
+    # From here on in place: fresh memory would cost about as much as the arithmetic.
+    scaled = scaled_logits(
+        log_p, places.neighbours, places.temperature, rules.neighbour_ban, out=work
+    )
     if greedy:
         tokens = scaled.argmax(dim=1)
     else:
-        tokens = inverse_cdf(weights(scaled, rules.min_p), places.uniform)
-        if greedy is None:
-            tokens = torch.where(places.temperature == 0, scaled.argmax(dim=1), tokens)
+        best = scaled.argmax(dim=1) if greedy is None else None
+        tokens = inverse_cdf(weights_(scaled, rules.min_p), places.uniform)
+        # In a row of nan the answer may lie behind the vocabulary.
+        tokens = tokens.clamp(max=logits.shape[1] - 1)
+        if best is not None:
+            tokens = torch.where(places.temperature == 0, best, tokens)
     confidence = log_p.gather(1, tokens[:, None])[:, 0]
     return Drawn(tokens, confidence, *_measures(log_p, rules.measures))
 
@@ -140,32 +153,38 @@ def _measures(log_p: Tensor, wanted: tuple[str, ...]) -> tuple[Tensor | None, Te
     """Margin and entropy, each (N,) where wanted."""
     margin = entropy = None
     if "margin" in wanted:
-        best = log_p.topk(min(2, log_p.shape[1]), dim=1).values.exp()
-        gap = best[:, 0] - best[:, 1] if best.shape[1] == 2 else best[:, 0]
-        margin = gap.clamp(min=1e-38).log()
+        best = log_p.topk(2, dim=1).values.exp()
+        margin = (best[:, 0] - best[:, 1]).clamp(min=1e-38).log()
     if "entropy" in wanted:
         entropy = torch.special.entr(log_p.exp()).sum(dim=1)
     return margin, entropy
 
 
-def scaled_logits(log_p: Tensor, neighbours: Tensor, temperature: Tensor, ban: float) -> Tensor:
-    """Steps 3 and 4, ban and temperature, of log_p (N, V): (N, V), a new tensor.
+def scaled_logits(
+    log_p: Tensor,
+    neighbours: Tensor | None,
+    temperature: Tensor,
+    ban: float,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Steps 3 and 4, ban and temperature, of log_p (N, V): (N, V), in `out` or a new tensor.
 
-    Where temperature (N,) is 0 the scale is left alone: the argmax is the same.
+    Where temperature (N,) is 0 the scale is left alone: the argmax is the same. A token standing on
+    both sides is charged once.
     """
-    inverse = 1 / torch.where(temperature > 0, temperature.clamp(min=COLDEST), 1.0)
-    scaled = log_p * inverse[:, None]
-    if ban == 0:
+    inverse = 1 / torch.where(temperature > 0, temperature.clamp(min=COLDEST), 1.0)[:, None]
+    scaled = torch.mul(log_p, inverse, out=out)
+    if neighbours is None:
         return scaled
-    charge = torch.where(neighbours >= 0, -ban * inverse[:, None], 0.0)
-    return scaled.scatter_add_(1, neighbours.clamp(min=0), charge)
+    return scaled.scatter_(1, neighbours, scaled.gather(1, neighbours) - ban * inverse)
 
 
-def weights(scaled: Tensor, min_p: float) -> Tensor:
-    """Step 5: probabilities (N, V) up to a factor, 0 where below `min_p` of the largest."""
+def weights_(scaled: Tensor, min_p: float) -> Tensor:
+    """Step 5: probabilities (N, V) up to a factor, 0 where below `min_p` of the largest. They
+    replace what `scaled` held: softmax writes an element only after its row has been read."""
     if min_p == 0:
-        return scaled.softmax(dim=1)
-    relative = (scaled - scaled.amax(dim=1, keepdim=True)).exp_()
+        return torch.softmax(scaled, dim=1, out=scaled)
+    relative = scaled.sub_(scaled.amax(dim=1, keepdim=True)).exp_()
     just_below = float(np.nextafter(np.float32(min_p), np.float32(0)))
     return F.threshold(relative, just_below, 0.0, inplace=True)
 
@@ -176,32 +195,24 @@ def inverse_cdf(weight: Tensor, uniform: Tensor) -> Tensor:
     The CDF is float64 over blocks of the vocabulary, then inside the block that was hit. What is
     left of the uniform there is scaled to the block's own float64 sum: rounding in the float32
     sums of blocks then changes a token's share by a part in 10^7 of itself, however rare it is.
+    In a row of nan the answer means nothing, and may lie behind the last id.
     """
-    N, V = weight.shape
-    whole = V // CDF_BLOCK * CDF_BLOCK
-    blocks = weight[:, :whole].view(N, whole // CDF_BLOCK, CDF_BLOCK)
-    sums = [blocks.sum(dim=2), weight[:, whole:].sum(dim=1, keepdim=True)]
-    mass = torch.cat(sums, dim=1).double()
+    padding = -weight.shape[1] % CDF_BLOCK
+    whole = F.pad(weight, (0, padding)) if padding else weight
+    blocks = whole.unflatten(1, (-1, CDF_BLOCK))
+    mass = blocks.sum(dim=2).double()
     cdf = mass.cumsum(dim=1)
-    target = uniform * cdf[:, -1]
-    block = _first_above(cdf, target)[:, None]
-    before, own = (cdf - mass).gather(1, block)[:, 0], mass.gather(1, block)[:, 0]
-    # The last block may be short: its missing columns repeat the last one, with weight 0.
-    columns = block * CDF_BLOCK + torch.arange(CDF_BLOCK, device=weight.device)
-    inside = weight.gather(1, columns.clamp(max=V - 1)).double()
-    inside = inside.masked_fill_(columns >= V, 0.0).cumsum(dim=1)
-    share = ((target - before) / own).clamp(0.0, 1.0)
-    found = block[:, 0] * CDF_BLOCK + _first_above(inside, share * inside[:, -1])
-    return found.clamp(max=V - 1)
+    target = uniform.clamp(max=BELOW_ONE)[:, None] * cdf[:, -1:]
+    block = _first_above(cdf, target).clamp(max=blocks.shape[1] - 1)
+    own = mass.gather(1, block)
+    before = cdf.gather(1, block) - own
+    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, CDF_BLOCK))[:, 0].double()
+    inside = inside.cumsum(dim=1)
+    share = ((target - before) / own).clamp(0.0, BELOW_ONE)
+    return (block * CDF_BLOCK + _first_above(inside, share * inside[:, -1:]))[:, 0]
 
 
 def _first_above(cdf: Tensor, target: Tensor) -> Tensor:
-    """Index of the first entry of each row of `cdf` above `target`: never one of probability 0.
-
-    Rounding can lift the target to the total; it is held just below, where the last id of positive
-    probability answers. In a row of nan the answer means nothing, but is an index.
-    """
-    total = cdf[:, -1]
-    below = torch.nextafter(total, torch.zeros_like(total))
-    found = torch.searchsorted(cdf, torch.minimum(target, below)[:, None], right=True)[:, 0]
-    return found.clamp(max=cdf.shape[1] - 1)
+    """Index (N, 1) of the first entry of each row of `cdf` above `target` (N, 1), which is below
+    the last entry: never one of probability 0. In a row of nan an index too far."""
+    return torch.searchsorted(cdf, target, right=True)
