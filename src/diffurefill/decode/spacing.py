@@ -25,20 +25,18 @@ def _no_two_adjacent(priority: Tensor) -> Tensor:
 
     Along the row, priorities rise and fall between peaks and valleys. A peak is taken. Down a
     slope only the higher neighbour can forbid a position, so every second one from the peak is
-    taken; a valley is taken when neither of its neighbours is. No loop, and no wait for a device.
+    taken; a valley is taken when neither of its neighbours is, so when it is an even number of
+    steps from both peaks. No loop, and no wait for a device.
     """
     T = priority.shape[1]
     place = torch.arange(T, device=priority.device)
-    standing = priority > 0
-    beaten_left = F.pad(priority[:, :-1] > priority[:, 1:], (1, 0)) & standing
-    beaten_right = F.pad(priority[:, 1:] > priority[:, :-1], (0, 1)) & standing
-    foot_left = torch.where(beaten_left & ~beaten_right, -1, place).cummax(dim=1).values
-    foot_right = torch.where(beaten_right & ~beaten_left, T, place).flip(1).cummin(dim=1).values
-    # A position's peak: the last place to its left (right) that is no such slope itself.
-    distance = torch.where(beaten_left, place - foot_left, foot_right.flip(1) - place)
-    taken = standing & (distance % 2 == 0) & ~(beaten_left & beaten_right)
-    beside = F.pad(taken[:, :-1], (1, 0)) | F.pad(taken[:, 1:], (0, 1))
-    return taken | (standing & beaten_left & beaten_right & ~beside)
+    falls = priority[:, :-1] > priority[:, 1:]
+    # The last place to its left (right) from which it does not go down to a position.
+    left = torch.where(F.pad(falls, (1, 0)), 0, place).cummax(dim=1).values
+    rises = priority[:, :-1] < priority[:, 1:]
+    right = torch.where(F.pad(rises, (0, 1)), T, place).flip(1).cummin(dim=1).values.flip(1)
+    odd = ((place - left) | (right - place)) & 1
+    return (priority > 0) & (odd == 0)
 
 
 def _by_rounds(priority: Tensor, gap: int) -> Tensor:
