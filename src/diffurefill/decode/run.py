@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,11 @@ from diffurefill.decode.sampling import Rules, beside
 from diffurefill.decode.slots import Slots
 from diffurefill.model.cached import RowCache, shadow_logits
 from diffurefill.runtime import not_finite, philox
+
+
+DRAWN_AHEAD = 4
+"""Passes whose uniforms are drawn together: the first generator after a forward pass, which has
+used the caches for itself, takes several times as long as the next ones."""
 
 
 class Denoiser(Protocol):
@@ -53,6 +58,8 @@ class Run:
     """Keys and values of the stage's last passes, where it keeps them."""
     dtype: torch.dtype | None = None
     """Of the logits of the pass before."""
+    drawn: dict[str, tuple[At, Tensor]] = field(default_factory=dict)
+    """By use, the uniforms (DRAWN_AHEAD, B, T) of the passes from this one on."""
     beside: Tensor = field(init=False)
     """(B, T, 2), of `sampling.beside`."""
     num_fillable: Numbers = field(init=False)
@@ -91,10 +98,19 @@ class Run:
 
     def uniforms(self, use: str, at: At) -> Tensor:
         """(B, T) float64 in [0, 1). A longer row only draws further: padding changes nothing."""
-        T = self.canvas.ids.shape[1]
-        block = ("block", at.block) if at.block else ()
-        rows = [philox(seed, use, at.stage, at.index, *block).random(T) for seed in self.seeds]
-        return tell(np.stack(rows), self.canvas.ids.device)
+        offset = at.index % DRAWN_AHEAD
+        first = replace(at, index=at.index - offset)
+        if use not in self.drawn or self.drawn[use][0] != first:
+            T, block = self.canvas.ids.shape[1], ("block", at.block) if at.block else ()
+            passes = [
+                [
+                    philox(seed, use, at.stage, first.index + k, *block).random(T)
+                    for seed in self.seeds
+                ]
+                for k in range(DRAWN_AHEAD)
+            ]
+            self.drawn[use] = first, tell(np.array(passes), self.canvas.ids.device)
+        return self.drawn[use][1][offset]
 
     def logits(self, seen: Tensor, slots: Slots) -> Tensor:
         """The denoiser's logits (N, V) at `slots`, N > 0.
