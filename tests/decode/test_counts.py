@@ -1,5 +1,7 @@
 """What the host reckons beforehand holds for what the device then does."""
 
+from functools import partial
+
 import numpy as np
 import torch
 from hypothesis import given, settings
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from diffurefill.config import Stage
 from diffurefill.decode import stages as schedule
-from diffurefill.decode.counts import Counts, least_taken, masked_after, taken_back
+from diffurefill.decode.counts import Counts, each, least_taken, masked_after, taken_back
 from diffurefill.decode.order import Sureness, accept, choose
 from tests.decode.strategies import REFILLS, STAGES
 
@@ -35,11 +37,11 @@ def test_what_a_draft_leaves_masked_lies_within_the_bounds(stage: Stage, sizes, 
     open_ = fillable(sizes, seed)
     generator = torch.Generator().manual_seed(seed)
     n, known = counted(open_), Counts.exactly(counted(open_))
-    num_fillable = open_.sum(dim=1)
     for k in schedule.pass_indices(stage):
         score = torch.rand(open_.shape, generator=generator)
         sure = Sureness(score.log(), score.log(), score)
-        quota = schedule.quota(stage, k, num_fillable, open_.sum(dim=1))
+        kept = torch.from_numpy(each(n, partial(schedule.kept, stage, k)))
+        quota = (open_.sum(dim=1) - kept).clamp(min=schedule.least_accepted(stage))
         last = schedule.is_last(stage, k)
         open_ = open_ & ~(open_ if last else accept(stage, score, open_, quota, sure))
         known = masked_after(stage, k, n, known)
@@ -56,7 +58,7 @@ def test_what_a_draft_leaves_masked_lies_within_the_bounds(stage: Stage, sizes, 
 def test_what_a_refill_takes_back_lies_within_the_bounds(stage: Stage, sizes, seed):
     region = fillable(sizes, seed)
     score = torch.rand(region.shape, generator=torch.Generator().manual_seed(seed))
-    count = schedule.remask_count(stage, region.sum(dim=1))
+    count = torch.from_numpy(each(counted(region), partial(schedule.remask_count, stage)))
     known = taken_back(stage, counted(region))
     assert lies_within(known, counted(choose(score, region, count, stage.commit_gap)))
     may_end = stage.stop_unchanged or stage.sure_above is not None or stage.remask_cap is not None

@@ -8,7 +8,10 @@ ceil(m / (2g - 1)) of m positions, for each one taken keeps out at most 2 (g - 1
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,9 +62,13 @@ def masked_after(stage: Stage, k: int, num_fillable: Numbers, masked: Counts) ->
     if stage.is_adaptive:
         return Counts(np.zeros_like(num_fillable), np.maximum(masked.high - 1, 0))
 
+    kept, least = (
+        each(num_fillable, partial(schedule.kept, stage, k)),
+        schedule.least_accepted(stage),
+    )
+
     def left(number: Numbers, takeable: Numbers) -> Numbers:
-        n, m = torch.from_numpy(num_fillable), torch.from_numpy(number)
-        return number - np.minimum(schedule.quota(stage, k, n, m).numpy(), takeable)
+        return number - np.minimum(np.maximum(number - kept, least), takeable)
 
     return Counts(
         left(masked.low, masked.low),
@@ -71,10 +78,15 @@ def masked_after(stage: Stage, k: int, num_fillable: Numbers, masked: Counts) ->
 
 def taken_back(stage: Stage, num_fillable: Numbers) -> Counts:
     """What a refill pass takes back; from 0 on where a row may be done with the stage."""
-    count = schedule.remask_count(stage, torch.from_numpy(num_fillable)).numpy()
+    count = each(num_fillable, partial(schedule.remask_count, stage))
     if stage.stop_unchanged or stage.sure_above is not None or stage.remask_cap is not None:
         return Counts(np.zeros_like(count), count)
     return Counts(np.minimum(count, least_taken(num_fillable, stage.commit_gap)), count)
+
+
+def each(num_fillable: Numbers, number: Callable[[int], float]) -> NDArray[Any]:
+    """What a schedule says of each row: (B,) int64 or float64."""
+    return np.array([number(n) for n in num_fillable.tolist()])
 
 
 def least_taken(numbers: Numbers, gap: int) -> Numbers:

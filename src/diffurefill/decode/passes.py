@@ -10,7 +10,9 @@ Along a schedule nothing waits for a GPU: counts.py says why, docs/decoding.md f
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from torch import Tensor
 
 from diffurefill.config import Stage
 from diffurefill.decode import stages as schedule
-from diffurefill.decode.counts import Counts, Numbers, masked_after, taken_back, tell
+from diffurefill.decode.counts import Counts, Numbers, each, masked_after, taken_back, tell
 from diffurefill.decode.draws import Draws, State, place_waived, put, sureness
 from diffurefill.decode.order import Sureness, accept, choose, order_score
 from diffurefill.decode.record import Pass
@@ -55,8 +57,8 @@ def draft_pass(
     drawn = draws.draw(state.ids)
     sure = sureness(slots, drawn, state.confidence)
     score = _score(run, stage, at, region, open_, sure)
-    num_fillable, num_masked = region.at.sum(dim=1), open_.sum(dim=1)
-    quota = schedule.quota(stage, at.index, num_fillable, num_masked)
+    kept = _each(run, region, partial(schedule.kept, stage, at.index))
+    quota = (open_.sum(dim=1) - kept).clamp(min=schedule.least_accepted(stage))
     if schedule.is_last(stage, at.index):
         accepted = choose(score, open_, quota, stage.commit_gap)
     else:
@@ -108,7 +110,7 @@ def _to_remask(run: Run, stage: Stage, at: At, region: Region, state: State) -> 
         candidates = candidates & (state.times < stage.remask_cap)
     if stage.sure_above is not None:
         candidates = candidates & (state.confidence < math.log(stage.sure_above))
-    count = schedule.remask_count(stage, region.at.sum(dim=1))
+    count = _each(run, region, partial(schedule.remask_count, stage))
     score = _gumbel(run, at) if stage.order == "random" else -state.confidence
     return choose(score, candidates, count, stage.commit_gap)
 
@@ -167,17 +169,20 @@ def _draws(
         logits = run.kept_logits(seen, open_, full=at.index % stage.refresh_every == 0)
     if logits is None:
         logits = run.logits(seen, slots)
-    planned = schedule.planned_passes(stage, region.at.sum(dim=1))
-    temperature = schedule.temperature(stage, at.index, planned)
+    temperature = _each(run, region, partial(schedule.temperature, stage, at.index)).float()
     return Draws(run, stage, logits, slots, run.uniforms("sample", at), temperature)
 
 
 def _score(run: Run, stage: Stage, at: At, region: Region, open_: Tensor, sure: Sureness) -> Tensor:
-    planned = schedule.planned_passes(stage, region.at.sum(dim=1))
-    noise = schedule.order_noise(stage, at.index, planned)
+    noise = _each(run, region, partial(schedule.order_noise, stage, at.index)).float()
     random = stage.order_noise > 0 or stage.order == "random"
     gumbel = _gumbel(run, at) if random else torch.zeros_like(sure.confidence)
     return order_score(stage, sure, open_, noise, gumbel)
+
+
+def _each(run: Run, region: Region, number: Callable[[int], float]) -> Tensor:
+    """What a schedule says of each row: (B,) int64 or float64."""
+    return tell(each(region.sizes, number), run.canvas.ids.device)
 
 
 def _gumbel(run: Run, at: At) -> Tensor:

@@ -17,7 +17,6 @@ from diffurefill.decode.slots import Slots
 from diffurefill.model.cached import RowCache, shadow_logits
 from diffurefill.runtime import not_finite, philox
 
-
 DRAWN_AHEAD = 4
 """Passes whose uniforms are drawn together: the first generator after a forward pass, which has
 used the caches for itself, takes several times as long as the next ones."""

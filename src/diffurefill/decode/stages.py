@@ -1,7 +1,7 @@
 """From a Stage to the numbers of one pass: temperature, order noise, how many to accept or redo.
 
-All are functions of the stage, the pass index k from 0, and each row's own counts, so a row gets
-the same numbers alone and in any batch. Source: spec algorithms 5.2-5.4.
+All are functions of the stage, the pass index k from 0, and the row's own counts, so a row gets the
+same numbers alone and in any batch. Source: spec algorithms 5.2-5.4.
 """
 
 from __future__ import annotations
@@ -9,9 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-
-import torch
-from torch import Tensor
 
 from diffurefill.config import Stage
 
@@ -28,48 +25,51 @@ def is_last(stage: Stage, k: int) -> bool:
     return k == stage.num_passes - 1
 
 
-def planned_passes(stage: Stage, num_fillable: Tensor) -> Tensor:
-    """K of each row, (B,) int64, for the schedules: `num_passes`, or n over `tokens_per_pass`; 1
-    where nobody knows, for then nothing falls over the passes."""
+def planned_passes(stage: Stage, num_fillable: int) -> int:
+    """K of a row for the schedules: `num_passes`, or n over `tokens_per_pass`; 1 where nobody
+    knows, for then nothing falls over the passes."""
     if stage.num_passes > 0 or stage.tokens_per_pass is None:
-        return torch.full_like(num_fillable, max(1, stage.num_passes))
-    return (-(-num_fillable // stage.tokens_per_pass)).clamp(min=1)
+        return max(1, stage.num_passes)
+    return max(1, -(-num_fillable // stage.tokens_per_pass))
 
 
-def temperature(stage: Stage, k: int, planned: Tensor) -> Tensor:
-    """(B,) float32, linear from the first pass to the last. A single pass has the last's value;
-    passes that the commit gap adds beyond the plan keep it.
+def temperature(stage: Stage, k: int, num_fillable: int) -> float:
+    """Linear from the first pass to the last. A single pass has the last's value; passes that the
+    commit gap adds beyond the plan keep it.
     """
     first, last = stage.temperature
-    progress = (k / (planned - 1).double()).nan_to_num(nan=1.0, posinf=1.0).clamp(max=1.0)
-    return (first + (last - first) * progress).float()
+    K = planned_passes(stage, num_fillable)
+    return first + (last - first) * (min(1.0, k / (K - 1)) if K > 1 else 1.0)
 
 
-def order_noise(stage: Stage, k: int, planned: Tensor) -> Tensor:
-    """(B,) float32: noise * (1 - (k+1)/K), zero in the last pass."""
-    return (stage.order_noise * (1 - (k + 1) / planned.double()).clamp(min=0.0)).float()
+def order_noise(stage: Stage, k: int, num_fillable: int) -> float:
+    """noise * (1 - (k+1)/K), zero in the last pass."""
+    return stage.order_noise * max(0.0, 1 - (k + 1) / planned_passes(stage, num_fillable))
 
 
-def quota(stage: Stage, k: int, num_fillable: Tensor, num_masked: Tensor) -> Tensor:
-    """How many positions each row accepts in draft pass k, (B,) int64.
+def kept(stage: Stage, k: int, num_fillable: int) -> int:
+    """How many positions of a row may stay masked after draft pass k; it accepts the others, and
+    `least_accepted` in any case.
 
-    By schedule floor(n * gamma((k+1)/K)) stay masked after the pass, so what the commit gap kept
-    back earlier is caught up here; at least one is accepted, and all in the last pass. An adaptive
-    quota has no number: all may be accepted.
+    By schedule floor(n * gamma((k+1)/K)), so that what the commit gap kept back earlier is caught
+    up. None after the last pass, nor by an adaptive quota, which has no number. All where a pass
+    accepts `tokens_per_pass`.
     """
     if is_last(stage, k) or stage.is_adaptive:
-        return num_masked
+        return 0
     if stage.tokens_per_pass is not None:
-        return torch.full_like(num_masked, stage.tokens_per_pass)
+        return num_fillable
     K = stage.num_passes
     if stage.quota == "cosine":
-        keep = (num_fillable.double() * math.cos(math.pi / 2 * (k + 1) / K)).floor().long()
-    else:
-        keep = num_fillable * (K - 1 - k) // K
-    return (num_masked - keep).clamp(min=1)
+        return math.floor(num_fillable * math.cos(math.pi / 2 * (k + 1) / K))
+    return num_fillable * (K - 1 - k) // K
 
 
-def remask_count(stage: Stage, num_fillable: Tensor) -> Tensor:
-    """m of each row, (B,) int64: the share of n, rounded, at least 1 and at most n."""
-    share = (stage.remask_fraction * num_fillable.double()).round().long()
-    return torch.minimum(share.clamp(min=1), num_fillable)
+def least_accepted(stage: Stage) -> int:
+    """By a draft pass, of a row that has so many masked."""
+    return stage.tokens_per_pass or 1
+
+
+def remask_count(stage: Stage, num_fillable: int) -> int:
+    """m of a row: the share of n, rounded, at least 1 and at most n."""
+    return min(max(1, round(stage.remask_fraction * num_fillable)), num_fillable)
