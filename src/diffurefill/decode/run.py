@@ -71,7 +71,7 @@ class Run:
     def __post_init__(self) -> None:
         doc_ids = self.canvas.doc_ids
         self.beside = beside(doc_ids)
-        self.all_finite = torch.ones((), dtype=torch.bool, device=doc_ids.device)
+        self.confidence_sum = torch.zeros((), dtype=torch.float64, device=doc_ids.device)
         number = torch.arange(1, doc_ids.shape[1] + 1, device=doc_ids.device)
         lengths = ((doc_ids >= 0) * number).amax(dim=1)
         is_whole = ((doc_ids == doc_ids[:, :1]) & (doc_ids >= 0)).all(dim=1).long()
@@ -82,18 +82,22 @@ class Run:
     def ask(self, numbers: Tensor) -> Numbers:
         """The content of `numbers` (int64), for which a GPU is waited for: all questions that the
         passes put to it in so many words. Raises UserError if a pass before was not finite."""
-        answer = torch.cat([numbers.flatten(), self.all_finite.long()[None]]).cpu().numpy()
+        answer = (
+            torch.cat([numbers.flatten(), self.confidence_sum.isfinite().long()[None]])
+            .cpu()
+            .numpy()
+        )
         if not answer[-1]:
             raise not_finite("the denoiser", self.dtype)
         return answer[:-1].reshape(numbers.shape)
 
     def note(self, confidence: Tensor) -> None:
-        """Remember whether all is finite, until somebody asks."""
-        self.all_finite = self.all_finite & confidence.isfinite().all()
+        """Remember whether all is finite, until somebody asks: what is added up then is the sum."""
+        self.confidence_sum = self.confidence_sum + confidence.sum(dtype=torch.float64)
 
     def check_finite(self) -> None:
         """Raises UserError if a pass was not."""
-        self.ask(self.all_finite.new_zeros(0, dtype=torch.int64))
+        self.ask(self.confidence_sum.new_zeros(0, dtype=torch.int64))
 
     def uniforms(self, use: str, at: At) -> Tensor:
         """(B, T) float64 in [0, 1). A longer row only draws further: padding changes nothing."""

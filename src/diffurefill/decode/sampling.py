@@ -121,8 +121,8 @@ def _allowed(logits: Tensor, rules: Rules, no_eos: Tensor | None) -> Tensor:
     blocks of the CDF."""
     N, V = logits.shape
     allowed = logits.new_empty((N, -(-V // CDF_BLOCK) * CDF_BLOCK), dtype=torch.float32)
-    allowed[:, :V] = logits
-    allowed[:, V:] = -torch.inf
+    allowed[:, :V].copy_(logits)
+    allowed[:, V:].fill_(-torch.inf)
     allowed.index_fill_(1, rules.forbidden, -torch.inf)
     if no_eos is not None:
         allowed[:, rules.eos_id].masked_fill_(no_eos, -torch.inf)
@@ -200,14 +200,14 @@ def inverse_cdf(weight: Tensor, uniform: Tensor) -> Tensor:
     padding = -weight.shape[1] % CDF_BLOCK
     whole = F.pad(weight, (0, padding)) if padding else weight
     blocks = whole.unflatten(1, (-1, CDF_BLOCK))
-    mass = blocks.sum(dim=2).double()
-    cdf = mass.cumsum(dim=1)
+    mass = blocks.sum(dim=2)
+    cdf = mass.cumsum(dim=1, dtype=torch.float64)
     target = uniform.clamp(max=BELOW_ONE)[:, None] * cdf[:, -1:]
     block = _first_above(cdf, target).clamp(max=blocks.shape[1] - 1)
     own = mass.gather(1, block)
     before = cdf.gather(1, block) - own
-    inside = blocks.gather(1, block[:, :, None].expand(-1, 1, CDF_BLOCK))[:, 0].double()
-    inside = inside.cumsum(dim=1)
+    hit = blocks.gather(1, block[:, :, None].expand(-1, 1, CDF_BLOCK))[:, 0]
+    inside = hit.cumsum(dim=1, dtype=torch.float64)
     share = ((target - before) / own).clamp(0.0, BELOW_ONE)
     return (block * CDF_BLOCK + _first_above(inside, share * inside[:, -1:]))[:, 0]
 

@@ -47,7 +47,7 @@ def _first_true(flags: Tensor, count: int) -> Tensor:
     `nonzero_static` would say it in a word, but not every torch from 2.6 on has it for CUDA.
     """
     n = len(flags)
-    number = flags.cumsum(dim=0) - 1
-    target = torch.where(flags & (number < count), number, count)
+    sink = max(n, count)
+    number = torch.where(flags, flags.cumsum(dim=0) - 1, sink)
     index = torch.arange(n, device=flags.device)
-    return index.new_full((count + 1,), n).scatter_(0, target, index)[:count]
+    return index.new_full((sink + 1,), n).scatter_(0, number, index)[:count]

@@ -28,15 +28,12 @@ def _no_two_adjacent(priority: Tensor) -> Tensor:
     taken; a valley is taken when neither of its neighbours is, so when it is an even number of
     steps from both peaks. No loop, and no wait for a device.
     """
-    T = priority.shape[1]
-    place = torch.arange(T, device=priority.device)
-    falls = priority[:, :-1] > priority[:, 1:]
-    # The last place to its left (right) from which it does not go down to a position.
-    left = torch.where(F.pad(falls, (1, 0)), 0, place).cummax(dim=1).values
-    rises = priority[:, :-1] < priority[:, 1:]
-    right = torch.where(F.pad(rises, (0, 1)), T, place).flip(1).cummin(dim=1).values.flip(1)
-    odd = ((place - left) | (right - place)) & 1
-    return (priority > 0) & (odd == 0)
+    both_ways = torch.stack([priority, priority.flip(1)])
+    falls = F.pad(both_ways[..., :-1] > both_ways[..., 1:], (1, 0))
+    place = torch.arange(priority.shape[1], device=priority.device).expand_as(both_ways)
+    peak = place.masked_fill(falls, 0).cummax(dim=2).values  # or where a slope begins behind a gap
+    odd = (place - peak) % 2 > 0
+    return (priority > 0) & ~(odd[0] | odd[1].flip(1))
 
 
 def _by_rounds(priority: Tensor, gap: int) -> Tensor:
