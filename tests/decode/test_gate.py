@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from diffurefill.config import DRAFT, REFILL, Stage, UserError
 from diffurefill.decode.canvas import Canvas, continuation
@@ -13,38 +14,13 @@ from diffurefill.decode.generate import generate
 from diffurefill.model.cached import RowCache
 from tests.decode.plain import V, specials
 from tests.decode.test_refill import model
-from tests.fakes import MASK, BigramDenoiser
+from tests.fakes import BigramDenoiser
 
 KEPT = [replace(stage, refresh_every=4) for stage in (DRAFT, REFILL)]
 
 
 def ragged() -> Canvas:
     return continuation([[5, 6], [7], [8, 9, 10]], [20, 9, 14], specials(), max_tokens=40)
-
-
-def test_a_full_pass_gives_the_plain_logits():
-    denoiser, canvas = model(3), ragged()
-    with torch.inference_mode():
-        wanted = denoiser(canvas.ids, canvas.doc_ids, canvas.fillable)
-        cache = RowCache(denoiser)
-        got, computed = cache.logits(canvas.ids, canvas.doc_ids, canvas.fillable, full=True)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    assert computed == canvas.ids.numel()
-
-
-def test_a_pass_over_some_positions_uses_what_the_others_were():
-    """With one layer keys and values hang on a position's own id alone: nothing is approximate."""
-    denoiser, canvas = model(1), ragged()
-    cache = RowCache(denoiser)
-    changed = canvas.ids.clone()
-    changed[:, 4], changed[0, 10] = 11, 12
-    at = (changed == MASK) & (torch.arange(changed.shape[1]) % 3 == 0)
-    with torch.inference_mode():
-        cache.logits(canvas.ids, canvas.doc_ids, canvas.fillable, full=True)
-        got, computed = cache.logits(changed, canvas.doc_ids, at, full=False)
-        wanted = denoiser(changed, canvas.doc_ids, at)
-    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
-    assert computed == int((at | (changed != canvas.ids)).sum())
 
 
 def test_one_layer_decodes_the_same_with_fewer_positions_computed():
@@ -59,6 +35,27 @@ def test_one_layer_decodes_the_same_with_fewer_positions_computed():
     assert quality.agreement == 1.0
     assert quality.positions_ratio == kept.num_positions / exact.num_positions
     quality.check()
+
+
+def test_what_is_kept_of_a_row_does_not_hang_on_the_others(monkeypatch):
+    """The second row is done with the draft after three passes: from the next full one on, the
+    fifth, it is not computed."""
+    denoiser, prompts, lengths = model(3), [[5, 6], [7], [8, 9, 10]], [20, 3, 14]
+    stages = (replace(KEPT[0], quota="threshold", bound=0.2), KEPT[1])
+    num_rows, logits = [], RowCache.logits
+
+    def counted(cache: RowCache, canvas: Tensor, *args) -> Tensor:
+        num_rows.append(len(canvas))
+        return logits(cache, canvas, *args)
+
+    monkeypatch.setattr(RowCache, "logits", counted)
+    canvas = continuation(prompts, lengths, specials(), max_tokens=40)
+    together = generate(denoiser, canvas, stages, specials(), seeds=[1, 2, 3])
+    assert num_rows == [3] * 4 + [2] * 8 + [3] * 8
+    for b in range(3):
+        alone = continuation(prompts[b : b + 1], lengths[b : b + 1], specials(), max_tokens=40)
+        done = generate(denoiser, alone, stages, specials(), seeds=[b + 1])
+        assert together.ids[b, : alone.ids.shape[1]].tolist() == done.ids[0].tolist()
 
 
 def test_more_layers_are_measured_and_refused_above_the_bound():

@@ -98,7 +98,7 @@ def test_a_block_asks_once_at_its_end(monkeypatch):
         ((DRAFT, replace(REFILL, confidence="regrouped")), 1),
         ((DRAFT, replace(REFILL, confidence="regrouped", stop_unchanged=True)), 2),
         ((DRAFT, replace(REFILL, confidence="shadow")), 5),
-        ((replace(DRAFT, refresh_every=3), replace(REFILL, refresh_every=3)), 4),
+        ((replace(DRAFT, refresh_every=3), replace(REFILL, refresh_every=3)), 2),
         ((replace(DRAFT, commit_gap=3), replace(REFILL, commit_gap=3)), 4),
     ],
 )

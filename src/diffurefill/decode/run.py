@@ -11,7 +11,7 @@ from torch import Tensor
 
 from diffurefill.config import UserError
 from diffurefill.decode.canvas import Canvas, Specials
-from diffurefill.decode.counts import Numbers, tell
+from diffurefill.decode.counts import Counts, Numbers, tell
 from diffurefill.decode.sampling import Rules, beside
 from diffurefill.decode.slots import Slots
 from diffurefill.model.cached import RowCache, shadow_logits
@@ -55,6 +55,8 @@ class Run:
     num_positions: int = 0
     cache: RowCache | None = None
     """Keys and values of the stage's last passes, where it keeps them."""
+    held: tuple[Tensor, int] = field(init=False)
+    """Of which rows, (R,) int64, and how much of their width."""
     dtype: torch.dtype | None = None
     """Of the logits of the pass before."""
     drawn: dict[str, tuple[At, Tensor]] = field(default_factory=dict)
@@ -141,10 +143,21 @@ class Run:
 
     def kept_logits(self, seen: Tensor, open_: Tensor, *, full: bool) -> Tensor:
         """Logits (N, V) at the True positions of open_ (B, T), row-major, with keys and values of
-        the passes before for what has not changed. Asks the device."""
-        if self.cache is None or full:
+        the passes before for what has not changed, but for a `full` pass. Asks the device once, in
+        a full pass twice."""
+        if full or self.cache is None:
+            rows = self.ask(open_.any(dim=1).long()).nonzero()[0]
+            # Rows without an open position are left out: within a stage none gets another one.
+            self.held = tell(rows, seen.device), int(self.lengths[rows].max())
             self.cache = RowCache(self.denoiser)
-        return self._counted(*self.cache.logits(seen, self.canvas.doc_ids, open_, full=full))
+        rows, width = self.held
+        seen, open_, doc_ids = (x[rows, :width] for x in (seen, open_, self.canvas.doc_ids))
+        compute = open_ | self.cache.changed(seen)
+        num_open, num_computed = self.ask(torch.stack([open_.sum(dim=1), compute.sum(dim=1)]))
+        at, most = Slots.at(open_, Counts.exactly(num_open)).of, int(num_computed.max())
+        documents = None if self.rows_are_whole else doc_ids
+        logits = self.cache.logits(seen, documents, compute, most, at)
+        return self._counted(logits, len(seen) * most)
 
     def shadow_logits(
         self, seen: Tensor, open_: Tensor, judged: Tensor, num_judged: int

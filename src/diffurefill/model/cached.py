@@ -27,50 +27,36 @@ class RowCache:
 
     def __init__(self, denoiser: object) -> None:
         self.denoiser = bidirectional(denoiser)
-        self.layers = [_KeptLayer() for _ in self.denoiser.blocks]
+        self.layers = [CachedLayer() for _ in self.denoiser.blocks]
         self.canvas: Tensor | None = None
         """(B, T): the ids each position was last computed with; None before the first call."""
 
+    def changed(self, canvas: Tensor) -> Tensor:
+        """Where `canvas` (B, T) has another id than was last computed: everywhere at first."""
+        if self.canvas is None:
+            return torch.ones_like(canvas, dtype=torch.bool)
+        return canvas != self.canvas
+
     def logits(
-        self, canvas: Tensor, doc_ids: Tensor, at: Tensor, *, full: bool
-    ) -> tuple[Tensor, int]:
-        """Logits (N, V) at the True positions of `at` (B, T), row-major, and how many positions
-        were computed for them: all with `full`, else those asked for and those whose id changed."""
+        self, canvas: Tensor, doc_ids: Tensor | None, compute: Tensor, most: int, wanted: Tensor
+    ) -> Tensor:
+        """Logits (N, V) at `wanted` (N,), indices into the B * T positions of `canvas`.
+
+        compute: (B, T) bool, at most `most` a row: what is computed anew, `wanted` and everything
+        `changed` among it. doc_ids: (B, T), None when each row is one document.
+        """
         T = canvas.shape[1]
-        compute = torch.ones_like(at)
-        if not full and self.canvas is not None:
-            compute = at | (canvas != self.canvas)
         self.canvas = canvas
-        place, real = _gathered(compute)
-        doc_ids = doc_ids.to(canvas.device)
-        mine, other = doc_ids.gather(1, place), F.pad(doc_ids, (0, 1), value=-2)
-        mask = mine[:, None, :, None] == other[:, None, None, :]  # (B, 1, n, T + 1)
-        slots = torch.where(real, place, T)
-        for layer in self.layers:
-            layer.prepare_rows(slots, T, mask)
-        wanted = (at.gather(1, place) & real).flatten().nonzero().squeeze(1)
+        place, number = _gathered(compute, most)
         x, rotary = _start(self.denoiser, canvas.gather(1, place), place, T)
+        mask = None if doc_ids is None else _same_document(doc_ids, place, x.dtype)
+        for layer in self.layers:
+            layer.prepare(place, T, mask, is_causal=False, max_tokens=T)
+        wanted = wanted // T * most + number.flatten()[wanted]
         *blocks, last_block = self.denoiser.blocks
         for block, layer in zip(blocks, self.layers, strict=False):
             x = block(x, rotary, layer)
-        x = last_block(x, rotary, self.layers[-1], wanted)
-        return _head(self.denoiser, x), int(compute.sum())
-
-
-class _KeptLayer(CachedLayer):
-    """One block's keys and values, (B, H, T + 1, K): the last place takes what nobody reads."""
-
-    def prepare_rows(self, slots: Tensor, num_positions: int, mask: Tensor) -> None:
-        self.slots, self.num_positions, self.mask = slots, num_positions, mask
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        B, H, n, K = k.shape
-        if n == self.num_positions:
-            self.kept = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        index = self.slots[:, None, :, None].expand(B, H, n, K)
-        keys, values = self.kept
-        self.kept = keys.scatter(2, index, k), values.scatter(2, index, v)
-        return F.scaled_dot_product_attention(q, *self.kept, attn_mask=self.mask)
+        return _head(self.denoiser, last_block(x, rotary, self.layers[-1], wanted))
 
 
 def shadow_logits(
@@ -83,8 +69,10 @@ def shadow_logits(
     with this token masked would give; with more, the others' states have seen the token.
     """
     model, (B, T) = bidirectional(denoiser), canvas.shape
-    place, real = _gathered(judged)
-    n = place.shape[1]
+    counts = judged.sum(dim=1)
+    n = int(counts.max())
+    place, _ = _gathered(judged, n)
+    real = torch.arange(n, device=canvas.device) < counts[:, None]
     ids = torch.cat([canvas, torch.full_like(place, mask_id)], dim=1)
     where = torch.cat([torch.arange(T, device=canvas.device).expand(B, T), place], dim=1)
     docs = doc_ids.to(canvas.device)
@@ -132,12 +120,27 @@ def bidirectional(denoiser: object) -> Denoiser:
     return denoiser
 
 
-def _gathered(which: Tensor) -> tuple[Tensor, Tensor]:
-    """The True positions of each row in order, (B, n) int64, and which of them are real: rows with
-    fewer than the most are filled up with other positions."""
-    n = int(which.sum(dim=1).max())
-    place = which.int().sort(dim=1, descending=True, stable=True).indices[:, :n]
-    return place, which.gather(1, place)
+def _gathered(which: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """The True positions of each row of `which` (B, T) in order, (B, most) int64, and the number of
+    each among them, (B, T).
+
+    A row of fewer repeats its first: computed twice, a position is written twice with the same.
+    """
+    place = which.int().argmax(dim=1, keepdim=True).repeat(1, most + 1)
+    number = which.cumsum(dim=1) - 1
+    everywhere = torch.arange(which.shape[1], device=which.device).expand_as(which)
+    place.scatter_(1, torch.where(which, number, most), everywhere)
+    return place[:, :most], number
+
+
+def _same_document(doc_ids: Tensor, place: Tensor, dtype: torch.dtype) -> Tensor:
+    """What tokens at `place` (B, n) see of their rows, (B, 1, n, T): 0, and -inf for the rest. As
+    numbers, which every layer would else make of bools."""
+    mine = doc_ids.gather(1, place)
+    other = mine[:, None, :, None] != doc_ids[:, None, None, :]
+    return torch.zeros(other.shape, dtype=dtype, device=other.device).masked_fill_(
+        other, -torch.inf
+    )
 
 
 def _start(
