@@ -57,7 +57,7 @@ from diffurefill.model.denoiser import Denoiser, num_parameters
 from diffurefill.objective.corruption import corrupt
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import has_bf16, philox
-from diffurefill.train.compiling import compile_blocks
+from diffurefill.model.compiling import compile_blocks
 from diffurefill.train.step import train_step
 
 SEED = 0

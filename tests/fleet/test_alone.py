@@ -127,6 +127,16 @@ def test_weights_may_write_in_half_precision(
     assert capsys.readouterr().out.strip() == half.generate(["the quick"], 12, seed=3)[0].strip()
 
 
+def test_who_cannot_compile_is_told_so(
+    trained: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    for asked in (["generate", trained], ["infill", trained, "--text", "the [MASK*5] dog"]):
+        assert main([*asked, "--compile"]) == 2
+        assert "no C++ compiler on this machine" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "message"), [("no gap here", r"write \[MASK\*12\]"), ("a [MASK*0] b", "at least 1")]
 )
@@ -290,6 +300,8 @@ def test_the_autoregressive_twin_continues_text_and_fills_no_gap(tmp_path: Path)
         model.generate(prompts, 8, suffix=" fox")
     with pytest.raises(UserError, match="no drafts to stream"):
         model.generate(prompts, 8, streamer=cast(Any, object()))
+    with pytest.raises(UserError, match="without compile=True"):
+        load(str(tmp_path / "ar"), compile=True)
     (whole,) = model.write(["a"], 8, min_tokens=8)
     (cut,) = model.write(["a"], 8, min_tokens=8, stop=[whole.text[-1]])
     assert len(whole.ids) == whole.num_passes == 8

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from diffurefill.config import RunConfig
 from diffurefill.data.documents import open_corpus
+from diffurefill.model.compiling import CACHE_VARIABLE, compile_blocks
 from diffurefill.train import loop, speed
-from diffurefill.train.compiling import CACHE_VARIABLE, compile_blocks
 from diffurefill.train.flops import Peak, six_nd
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer
 from diffurefill.train.speed import StepClock, Work, exact_flops_per_token

@@ -12,9 +12,9 @@ import torch
 
 from diffurefill.cli import main
 from diffurefill.config import ObjectiveConfig, RunConfig, TrainConfig, UserError, load_preset
+from diffurefill.model.compiling import compile_blocks
 from diffurefill.train import micro_batch as room
 from diffurefill.train import step as step_room
-from diffurefill.train.compiling import compile_blocks
 from diffurefill.train.gradients import Arithmetic
 from diffurefill.train.memory import CPU, arithmetic_on, largest_masked_share, predict
 from diffurefill.train.micro_batch import MicroBatch, fitting_rows, micro_batch, sizes

@@ -10,9 +10,9 @@ import diffurefill.model.denoiser as denoiser_room
 from diffurefill.config import ModelConfig, OptimConfig, RunConfig, TrainConfig
 from diffurefill.data.loader import Loader
 from diffurefill.data.packing import PackingCounts, Position, Rows
+from diffurefill.model.compiling import compile_blocks, run_eagerly
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
-from diffurefill.train.compiling import compile_blocks, run_eagerly
 from diffurefill.train.step import train_step
 from diffurefill.train.timing import PARTS, PartClock, is_compiled, timed_parts, wait_for
 

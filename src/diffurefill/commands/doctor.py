@@ -102,7 +102,7 @@ def _products() -> str:
 
 
 def _compiled_code() -> str:
-    from diffurefill.train.compiling import code_folder
+    from diffurefill.model.compiling import code_folder
 
     folder, size = code_folder(), 0
     for path in folder.rglob("*"):

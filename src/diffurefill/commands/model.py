@@ -78,6 +78,8 @@ class _Writing:
     """Of a run: ema (by default), global, swa, or last-3 for the mean of its last three globals."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights while they write. auto: float32 on a CPU, half of it on a GPU."""
+    compile: bool = False
+    """Write with compiled blocks: up to a minute to compile, then passes are somewhat faster."""
     num_samples: int = 1
     """Texts to write of each prompt."""
     seed: int = 0
@@ -97,7 +99,8 @@ class _Writing:
         from diffurefill.fleet.loading import load
         from diffurefill.runtime import default_device, writing_dtype
 
-        return load(self.model, self.weights, writing_dtype(default_device(), self.dtype))
+        dtype = writing_dtype(default_device(), self.dtype)
+        return load(self.model, self.weights, dtype, compile=self.compile)
 
     def views(self) -> Any:
         """Where to show it; UserError where that could not be written."""

@@ -44,6 +44,8 @@ class BenchSpeed:
     """cpu, cuda, cuda:1 ...; the one that decoding takes by default."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of everyone's weights. auto: as generate takes it, float32 on a CPU, half of it on a GPU."""
+    compile: bool = False
+    """Draft and refill, and one or eight a pass, with compiled blocks."""
     repeats: int = 5
     warmups: int = 2
     seconds: float = 60.0
@@ -99,6 +101,7 @@ def bench_speed(options: BenchSpeed, device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "precision": str(dtype).removeprefix("torch."),
+        "compiled": options.compile,
         "without_transformers": not has_hf,
         "batches": {},
     }
@@ -129,9 +132,12 @@ def _contenders(
     from dataclasses import replace
 
     from diffurefill.evaluate import speed
+    from diffurefill.model.compiling import compile_for_writing
 
     model, n = options.settings.model, options.num_tokens
     denoiser = speed.random_model(replace(model, causal=False), device, dtype)
+    if options.compile:
+        compile_for_writing(denoiser)
     twin = speed.random_model(replace(model, causal=True), device, dtype)
     canvas = speed.random_canvas(model.vocab_size, num_rows, n, device)
     contenders: list[Contender] = []
@@ -202,6 +208,7 @@ def speed_table(figures: dict[str, Any], batch: str) -> Table:
     title = (
         f"batch {batch}: {figures['num_tokens']} new tokens a row, {figures['parameters']:,} "
         f"parameters, {figures['device']}, {figures['precision']}, {figures['threads']} threads"
+        f"{', compiled blocks' if figures['compiled'] else ''}"
     )
     table = Table(box=None, title=title)
     table.add_column("", no_wrap=True)

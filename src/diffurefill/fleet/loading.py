@@ -31,6 +31,7 @@ from diffurefill.evaluate.probes import (
 )
 from diffurefill.fleet.found import Found, find, found_in_run
 from diffurefill.fleet.run import Run
+from diffurefill.model.compiling import compile_for_writing
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.runtime import default_device
 from diffurefill.train.checkpoint import load_weights, schema
@@ -266,15 +267,25 @@ def _counted(num_samples: int) -> int:
     return num_samples
 
 
-def load(where: str, weights: str | None = None, dtype: torch.dtype | None = None) -> LoadedModel:
+def load(
+    where: str,
+    weights: str | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    compile: bool = False,  # noqa: A002
+) -> LoadedModel:
     """The model at `where`: a run's store, a folder of `train`, an exported folder or hub id.
 
     `weights` (ema, global, swa, last-3 ...) chooses among a run's; None takes its newest EMA.
     dtype: what they are cast to; None keeps float32, as to measure with.
-    Raises UserError where there is no model, or not these weights.
+    compile: write with compiled blocks, as docs/decoding.md says.
+    Raises UserError where there is no model, or not these weights, or nothing can be compiled.
     """
     with tempfile.TemporaryDirectory() as cache:
-        return build(find(where, weights, Path(cache)), dtype=dtype)
+        model = build(find(where, weights, Path(cache)), dtype=dtype)
+    if compile:
+        compile_for_writing(model.denoiser)
+    return model
 
 
 def load_from_run(run: Run, weights: str | None) -> LoadedModel:

@@ -72,8 +72,10 @@ class Denoiser(nn.Module):
         self.attention_backend: Backend | None = None
         """The backend that training takes; None: by device, shape and documents."""
         self.training_calls = EAGER
-        """How blocks run where gradients are wanted; compiled by train/compiling.py. Scoring and
-        decoding, which come in many shapes, run them eagerly."""
+        """How blocks run where gradients are wanted; compiled by compiling.py."""
+        self.writing_calls = EAGER
+        """And where none are, but for a kept past. Scoring and decoding come in many shapes: eager
+        unless somebody asks."""
         # No buffer: neither `.to(bfloat16)`, which would ruin the angles, nor a checkpoint sees it.
         self._rotary: Tensor | None = None
 
@@ -118,7 +120,7 @@ class Denoiser(nn.Module):
             # Autocast leaves the lookup in fp32, and so would be every residual sum after it.
             x = x.to(torch.get_autocast_dtype(x.device.type))
         rotary, pasts = self._mixing(canvas, doc_ids, cache)
-        calls = self.training_calls if torch.is_grad_enabled() else EAGER
+        calls = self.training_calls if torch.is_grad_enabled() else self.writing_calls
         *blocks, last_block = self.blocks
         for i, (block, segments) in enumerate(zip(blocks, pasts, strict=False)):
             x = _run(calls.inner, block, x, rotary, segments, recomputed=i < recomputed_blocks)
@@ -179,7 +181,8 @@ class Denoiser(nn.Module):
             with torch.inference_mode(False):
                 table = rotary_table(num_positions, head_dim, self.config.rope_base).to(device)
             self._rotary = table
-        return table[:, :num_positions]
+        # A copy: to a compiled block a view of a longer table would be another graph.
+        return table[:, :num_positions].clone(memory_format=torch.contiguous_format)
 
 
 def _run(call: Callable[..., Tensor], *args: Any, recomputed: bool) -> Tensor:

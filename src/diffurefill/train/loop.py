@@ -17,17 +17,17 @@ from diffurefill.data.loader import Loader
 from diffurefill.data.packing import Position, Rows
 from diffurefill.data.spans.collocations import Collocations
 from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from diffurefill.model.denoiser import Denoiser
-from diffurefill.model.fastest import fastest_backend
-from diffurefill.optim.adamw import build_optimizer
-from diffurefill.runtime import default_device, training_dtype
-from diffurefill.train.compiling import (
+from diffurefill.model.compiling import (
     code_folder,
     compile_blocks,
     run_eagerly,
     why_eager,
     why_not_compiled,
 )
+from diffurefill.model.denoiser import Denoiser
+from diffurefill.model.fastest import fastest_backend
+from diffurefill.optim.adamw import build_optimizer
+from diffurefill.runtime import default_device, training_dtype
 from diffurefill.train.metrics import IntervalMetrics
 from diffurefill.train.micro_batch import micro_batch
 from diffurefill.train.speed import StepClock, Work, speed_facts

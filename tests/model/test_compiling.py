@@ -1,6 +1,7 @@
 """Compiled blocks compute what eager ones do, compile only at first, and are never needed."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,22 +10,33 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from diffurefill.cli import main
-from diffurefill.config import ModelConfig
-from diffurefill.model import backends
+from diffurefill.config import DRAFT, REFILL, ModelConfig, UserError
+from diffurefill.decode.canvas import Canvas, continuation
+from diffurefill.decode.generate import generate
+from diffurefill.model import backends, compiling
+from diffurefill.model.compiling import (
+    CACHE_VARIABLE,
+    compile_blocks,
+    compile_for_writing,
+    why_eager,
+    why_not_compiled,
+)
 from diffurefill.model.denoiser import EAGER, Denoiser
 from diffurefill.model.segments import Backend
-from diffurefill.train import compiling
-from diffurefill.train.compiling import CACHE_VARIABLE, compile_blocks, why_eager, why_not_compiled
+from tests.decode.plain import specials
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 """torch's tracer looks at it, and hides the warning where warnings are no errors."""
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 B, T = 4, 128
+SMALL = ModelConfig(vocab_size=64, width=32, layers=3, heads=2, ffn_width=48)
+CANVASES = ([50], [20, 31, 7], [12, 12], [33])
+"""Tokens to write in the rows of each: rows alone, and ragged and whole batches."""
 
 
 def build() -> Denoiser:
-    model = Denoiser(ModelConfig(vocab_size=64, width=32, layers=3, heads=2, ffn_width=48))
+    model = Denoiser(SMALL)
     model.init_weights(torch.Generator().manual_seed(0))
     return model
 
@@ -65,7 +77,7 @@ def test_ragged_documents_compile_nothing_after_the_first_step(backend: Backend)
     for seed in range(1, 6):
         gradients(model, seed)
         with torch.no_grad():
-            model(*batch(seed))  # scoring is eager
+            model(*batch(seed))  # scoring is eager unless asked for
     assert counters["stats"]["unique_graphs"] == after_one
 
 
@@ -82,6 +94,77 @@ def test_compiled_blocks_equal_eager_ones() -> None:
         for name, found in gradients(model, seed).items():
             scale = expected[name].abs().max().item()
             torch.testing.assert_close(found, expected[name], rtol=0.0, atol=1e-5 * scale)
+
+
+def canvas_of(lengths: list[int]) -> Canvas:
+    prompts = [[5 + b, 9] for b in range(len(lengths))]
+    return continuation(prompts, lengths, specials(SMALL.vocab_size), max_tokens=64)
+
+
+@pytest.mark.usefixtures("cache")
+def test_writing_compiles_a_few_graphs_whatever_the_sizes() -> None:
+    """Three of each function: a row alone, whole rows, rows with padding."""
+    model, known = build(), specials(SMALL.vocab_size)
+    compile_for_writing(model, backend="eager")
+    # Rows leave one by one.
+    stages = (replace(DRAFT, quota="threshold", bound=0.05), replace(REFILL, sure_above=0.05))
+    num_graphs = []
+    for lengths in (*CANVASES, [41], [1], [5, 2, 9, 30, 21], [17, 17, 17]):
+        seeds = list(range(len(lengths)))
+        generate(model, canvas_of(lengths), stages, known, seeds=seeds)
+        num_graphs.append(counters["stats"]["unique_graphs"])
+    assert num_graphs[0] == 2
+    assert num_graphs[2:] == [6] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("cache")
+def test_the_compiled_step_writes_the_same_text() -> None:
+    """The real compiler, half a minute. fp32, 1e-5 of the largest logit; a greedy text, whose tokens
+    hang on no draw, is the same."""
+    eager, compiled = build(), build()
+    with torch.no_grad():
+        for weight in (*eager.parameters(), *compiled.parameters()):
+            if weight.ndim > 1:
+                weight.mul_(25.0)  # clear logits, which hang on what stands where
+    compile_for_writing(compiled)
+    assert list(compiled.state_dict()) == list(eager.state_dict())
+    known = specials(SMALL.vocab_size)
+    greedy = [replace(stage, temperature=(0.0, 0.0), order_noise=0.0) for stage in (DRAFT, REFILL)]
+    for lengths in CANVASES:
+        canvas = canvas_of(lengths)
+        with torch.inference_mode():
+            asked = (canvas.ids, canvas.doc_ids, canvas.fillable)
+            expected, found = eager(*asked), compiled(*asked)
+        scale = expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0.0, atol=1e-5 * scale)
+        seeds = list(range(len(lengths)))
+        texts = [generate(m, canvas, greedy, known, seeds=seeds) for m in (eager, compiled)]
+        assert torch.equal(texts[0].ids, texts[1].ids)
+        assert len(texts[0].ids[canvas.fillable].unique()) > 5
+    assert counters["stats"]["unique_graphs"] == 6
+
+
+def test_writing_is_refused_where_it_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    causal = Denoiser(replace(SMALL, causal=True))
+    with pytest.raises(UserError, match=r"causal model .* without --compile"):
+        compile_for_writing(causal)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"no C\+\+ compiler .* without --compile"):
+        compile_for_writing(build())
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_compiler_that_fails_is_told_in_the_first_pass() -> None:
+    def broken(graph: object, inputs: object) -> object:
+        raise RuntimeError("no such instruction")
+
+    model = build()
+    compile_for_writing(model, backend=broken)
+    with pytest.raises(UserError, match=r"do not compile here \(no such instruction\)"):
+        generate(model, canvas_of([9]), [DRAFT], specials(SMALL.vocab_size), seeds=[0])
+    gradients(model, 0)  # training stays as it was
 
 
 def test_names_of_parameters_stay() -> None:

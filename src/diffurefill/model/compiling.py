@@ -1,20 +1,22 @@
 """Blocks compiled one by one: where that is done, and what happens where it cannot be.
 
-One graph serves all blocks but the last, and one the last. Their sizes that change from step to
-step, the number of masked positions and of documents, are left open, so that a run compiles in its
-first steps and never again.
+One graph serves all blocks but the last, and one the last. Sizes that change are left open: in
+training the number of masked positions and of documents, in writing all. So a run compiles in its
+first steps, a writer in its first passes, and hardly ever again.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from diffurefill.config import UserError
 from diffurefill.model.backends import hardware_of
 from diffurefill.model.denoiser import EAGER, BlockCalls, Denoiser, call_block, call_last_block
 from diffurefill.model.segments import Ranges, Segments
@@ -22,6 +24,7 @@ from diffurefill.model.segments import Ranges, Segments
 Choice = Literal["auto", "on", "off"]
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 COMPILERS = ("g++", "clang++", "c++")
+WITHOUT = "write without --compile (in Python, without compile=True)"
 
 
 def why_eager(device: torch.device, choice: Choice) -> str | None:
@@ -64,6 +67,54 @@ def compile_blocks(model: Denoiser, *, backend: str = "inductor") -> None:
         return last(block, x, rotary, segments, wanted)
 
     model.training_calls = BlockCalls(run_inner, run_last)
+
+
+def compile_for_writing(model: Denoiser, *, backend: str = "inductor") -> None:
+    """Let passes without gradients run `model`'s blocks as compiled graphs; the compiling itself
+    comes with the first passes.
+
+    A row alone and several, whole rows and such with padding, have graphs of their own: a few in
+    all, whatever the sizes. On a GPU the inner blocks become CUDA graphs, one for each size.
+    Raises UserError where nothing can be compiled: at once, or in the first pass.
+    """
+    if model.config.causal:
+        raise UserError(f"a causal model writes with its past kept, eagerly: {WITHOUT}")
+    device = model.embedding.weight.device
+    reason = why_eager(device, "on")
+    if reason is not None:
+        raise UserError(f"{reason}: {WITHOUT}")
+    keep_compiled_code()
+    on_gpu = device.type == "cuda"
+    mode = "reduce-overhead" if on_gpu else None
+    inner = torch.compile(call_block, dynamic=True, backend=backend, mode=mode)
+    # What it returns outlives the pass, and its sizes change in each: no CUDA graph.
+    last = torch.compile(call_last_block, dynamic=True, backend=backend)
+    first_block = model.blocks[0]
+
+    def run_inner(block: Any, *args: Any) -> Tensor:
+        if on_gpu and block is first_block:
+            # What the CUDA graphs of the pass before have put out may be written over.
+            torch.compiler.cudagraph_mark_step_begin()
+        return _or_refuse(inner, block, *args)
+
+    def run_last(
+        block: Any, x: Tensor, rotary: Tensor, segments: Segments, wanted: Tensor | None
+    ) -> Tensor:
+        if wanted is not None and len(wanted) == 1:  # a size of one would be another graph
+            return _or_refuse(last, block, x, rotary, segments, wanted.repeat(2))[:1]
+        return _or_refuse(last, block, x, rotary, segments, wanted)
+
+    model.writing_calls = BlockCalls(run_inner, run_last)
+
+
+def _or_refuse(compiled: Callable[..., Tensor], *args: Any) -> Tensor:
+    try:
+        return compiled(*args)
+    except RuntimeError as error:
+        reason = why_not_compiled(error)
+        if reason is None:
+            raise
+        raise UserError(f"blocks do not compile here ({reason}): {WITHOUT}") from error
 
 
 def run_eagerly(model: Denoiser) -> None:
