@@ -3,17 +3,25 @@
     python bench/decode.py [--quick] [--threads N]
 
 At batch 1, from random weights (speed hangs on shapes alone), in CPU seconds of one thread: medians
-of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64 tokens). 12 draft and
-8 refill passes, the card's settings. In fp32, as `generate` writes on a CPU; and once more with
-everyone's weights in bfloat16, where this CPU multiplies those faster.
+of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64 tokens). With more
+threads in seconds by the clock, which a busy machine blurs, for CPU seconds add up what the threads
+share; `basis` says which. 12 draft and 8 refill passes, the card's settings. In fp32, as `generate`
+writes on a CPU; and once more with everyone's weights in bfloat16, where this CPU multiplies those
+faster.
 
 `pass_over_forward`: our decoder over its forward passes alone (the same rows, the head at the same
 positions): what sampling, ordering and bookkeeping cost; 1.15 was aimed for.
-`vs_ar_generate`: CPU seconds of `generate()` of transformers with its KV cache, LlamaForCausalLM of
-the same width, depth, heads and vocabulary, over ours; 8 was aimed for. Null without transformers.
+`vs_ar_generate`: seconds of `generate()` of transformers with its KV cache, LlamaForCausalLM of the
+same width, depth, heads and vocabulary, over ours; 8 was aimed for. Null without transformers.
 `vs_ar_twin`: the same over our own cached sampler.
 `vs_plain_loop`: of the plain loop that the tests hold the decoder against (tests/decode/plain.py).
 `tokens_per_forward`: tokens written by a pass.
+`vs_exact_kept`, `vs_ar_generate_kept`: seconds of our exact decoder, and of `generate()`, over ours
+with keys and values kept for three passes of four (refresh_every = 4 in both stages);
+`positions_kept`: the share of the exact decoder's positions that it computes. It is approximate,
+and random weights say nothing on what it does to a text: `bench pilot` has an arm for that.
+`vs_eager_compiled`, `forward_vs_eager_compiled`: seconds of our decoder, and of its forward passes
+alone, over those with compiled blocks. Null without a C++ compiler, and with --quick.
 
 At the top stands the worst of the sizes in fp32; `sizes` has each, `sizes_bfloat16` the others.
 """
@@ -23,6 +31,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,9 +43,11 @@ from _common import ROOT, report
 sys.path.insert(0, str(ROOT))
 from tests.decode.plain import PlainRow
 
-from diffurefill.config import DecodeConfig, ModelConfig, load_preset
+from diffurefill.config import DecodeConfig, ModelConfig, Stage, load_preset
+from diffurefill.decode.generate import Generation, generate
 from diffurefill.evaluate import speed
 from diffurefill.evaluate.speed import Contender
+from diffurefill.model.compiling import compile_for_writing, why_eager
 from diffurefill.runtime import set_threads
 from diffurefill.train.speed import peak_of
 
@@ -46,8 +57,15 @@ SIZES = {
     "2.5M": ModelConfig(vocab_size=4096, width=192, layers=4, heads=3, ffn_width=512),
     "stand-38m": load_preset("stand-38m").model,
 }
+KEPT = [replace(stage, refresh_every=4) for stage in STAGES]
 WORST = {"pass_over_forward": max, "vs_ar_generate": min, "vs_ar_twin": min, "vs_plain_loop": min,
-         "tokens_per_forward": min}  # fmt: skip
+         "tokens_per_forward": min, "vs_exact_kept": min, "vs_ar_generate_kept": min,
+         "positions_kept": max, "vs_eager_compiled": min,
+         "forward_vs_eager_compiled": min}  # fmt: skip
+
+
+OURS, KEEPING, COMPILED = "draft and refill", "draft and refill, kept", "draft and refill, compiled"
+PLAIN, TWIN, HF = "plain loop", "our twin", "generate()"
 
 
 def main() -> None:
@@ -58,9 +76,14 @@ def main() -> None:
     set_threads(options.threads)
     names = ["2.5M"] if options.quick else list(SIZES)
     num_tokens, repeats = (64, 2) if options.quick else (256, 5)
+    compiles = not options.quick and why_eager(CPU, "on") is None
+    by_clock = options.threads > 1
     dtypes = [torch.float32, *([torch.bfloat16] if multiplies_bfloat16_faster() else [])]
     measured = {
-        dtype: {name: measure(SIZES[name], dtype, num_tokens, repeats) for name in names}
+        dtype: {
+            name: measure(SIZES[name], dtype, num_tokens, repeats, by_clock, compiles)
+            for name in names
+        }
         for dtype in dtypes
     }
     sizes = measured[torch.float32]
@@ -68,6 +91,7 @@ def main() -> None:
         key: worst((size[key] for size in sizes.values() if size[key] is not None), default=None)
         for key, worst in WORST.items()
     }
+    figures |= {"basis": "seconds by the clock" if by_clock else "CPU seconds"}
     figures |= {"num_tokens": num_tokens, "repeats": repeats, "sizes": sizes}
     figures["sizes_bfloat16"] = measured.get(torch.bfloat16)
     report("decode", figures, quick=options.quick)
@@ -79,33 +103,54 @@ def multiplies_bfloat16_faster() -> bool:
 
 
 def measure(
-    config: ModelConfig, dtype: torch.dtype, num_tokens: int, repeats: int
+    config: ModelConfig,
+    dtype: torch.dtype,
+    num_tokens: int,
+    repeats: int,
+    by_clock: bool,
+    compiles: bool,
 ) -> dict[str, Any]:
     denoiser = speed.random_model(config, CPU, dtype)
     twin = speed.random_model(replace(config, causal=True), CPU, dtype)
     canvas = speed.random_canvas(config.vocab_size, 1, num_tokens, CPU)
-    ours, bare = speed.by_diffusion("draft and refill", denoiser, canvas, STAGES)
-    plain = by_plain_loop(denoiser, canvas)
-    cached = speed.by_twin("our twin", twin, canvas)
-    contenders = [ours, bare, plain, cached]
-    hf = None
+
+    def write(stages: Sequence[Stage]) -> Generation:
+        known = speed.specials(config.vocab_size)
+        return generate(denoiser, canvas, stages, known, seeds=[0], forbid_eos=True)
+
+    ours, bare = speed.by_diffusion(OURS, denoiser, canvas, STAGES)
+    contenders = [ours, bare, by_plain_loop(denoiser, canvas), speed.by_twin(TWIN, twin, canvas)]
+    contenders.append(Contender(KEEPING, lambda: write(KEPT).num_forward_passes, num_tokens))
+    if compiles:
+        compiled = speed.random_model(config, CPU, dtype)
+        compile_for_writing(compiled)
+        contenders += speed.by_diffusion(COMPILED, compiled, canvas, STAGES)
     if importlib.util.find_spec("transformers") is not None:
         model = speed.llama_like(config, speed.PROMPT_TOKENS + num_tokens, CPU, dtype)
-        hf = speed.by_transformers("generate()", model, 1, num_tokens)
-        contenders.append(hf)
+        contenders.append(speed.by_transformers(HF, model, 1, num_tokens))
+
     times = speed.time_in_turn(contenders, CPU, warmups=1, repeats=repeats, seconds=1e9)
-    cpu = {name: t.cpu_seconds for name, t in times.items()}
-    passes = times[ours.name].num_passes
+    taken = {name: t.seconds if by_clock else t.cpu_seconds for name, t in times.items()}
+
+    def ratio(name: str, over: str) -> float | None:
+        return round(taken[name] / taken[over], 3) if {name, over} <= set(taken) else None
+
+    passes = times[OURS].num_passes
     return {
         "parameters": sum(p.numel() for p in denoiser.parameters()),
-        "pass_over_forward": round(cpu[ours.name] / cpu[bare.name], 3),
-        "vs_ar_generate": None if hf is None else round(cpu[hf.name] / cpu[ours.name], 2),
-        "vs_ar_twin": round(cpu[cached.name] / cpu[ours.name], 2),
-        "vs_plain_loop": round(cpu[plain.name] / cpu[ours.name], 2),
+        "pass_over_forward": ratio(OURS, bare.name),
+        "vs_ar_generate": ratio(HF, OURS),
+        "vs_ar_twin": ratio(TWIN, OURS),
+        "vs_plain_loop": ratio(PLAIN, OURS),
+        "vs_exact_kept": ratio(OURS, KEEPING),
+        "vs_ar_generate_kept": ratio(HF, KEEPING),
+        "positions_kept": round(write(KEPT).num_positions / write(STAGES).num_positions, 3),
+        "vs_eager_compiled": ratio(OURS, COMPILED),
+        "forward_vs_eager_compiled": ratio(bare.name, f"{COMPILED}, forward passes alone"),
         "tokens_per_forward": round(num_tokens / passes, 2),
         "num_passes": passes,
-        "ms_per_pass": round(1e3 * cpu[ours.name] / passes, 2),
-        "cpu_seconds": {name: round(seconds, 4) for name, seconds in cpu.items()},
+        "ms_per_pass": round(1e3 * taken[OURS] / passes, 2),
+        "seconds": {name: round(seconds, 4) for name, seconds in taken.items()},
     }
 
 
@@ -120,7 +165,7 @@ def by_plain_loop(denoiser: Any, canvas: Any) -> Contender:
             row.run(STAGES, block_length=0)
         return len(row.passes)
 
-    return Contender("plain loop", run, sum(fillable))
+    return Contender(PLAIN, run, sum(fillable))
 
 
 if __name__ == "__main__":

@@ -53,11 +53,11 @@ from diffurefill.config import (
     load_preset,
 )
 from diffurefill.data.packing import PackingCounts, Position, Rows
+from diffurefill.model.compiling import compile_blocks
 from diffurefill.model.denoiser import Denoiser, num_parameters
 from diffurefill.objective.corruption import corrupt
 from diffurefill.optim.adamw import build_optimizer
 from diffurefill.runtime import has_bf16, philox
-from diffurefill.model.compiling import compile_blocks
 from diffurefill.train.step import train_step
 
 SEED = 0

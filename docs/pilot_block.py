@@ -79,7 +79,7 @@ def speed_block(facts: dict[str, Any]) -> str:
     for batch, rows in facts["batches"].items():
         for name, row in rows.items():
             ratios = (row.get("pass_over_forward"), row.get("vs_ar_generate"))
-            shown = " | ".join("-" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+            shown = " | ".join(map(ratio, ratios))
             lines.append(
                 f"| {batch} | {name} | {row['num_passes']} | {row['tokens_per_second']:,.0f} | "
                 f"{row['tokens_per_forward']:g} | {row['ms_per_pass']:.2f} | {shown} |"
@@ -88,9 +88,10 @@ def speed_block(facts: dict[str, Any]) -> str:
 
 
 def decode_block(facts: dict[str, Any]) -> str:
+    threads = facts["machine"]["threads"]
     lines = [
         f"`{facts['command']}` (results/decode.json): {facts['num_tokens']} tokens at batch 1, "
-        f"{facts['machine']['threads']} thread, CPU seconds:",
+        f"{threads} thread{'s' * (threads > 1)}, {facts.get('basis', 'CPU seconds')}:",
         "",
         "| size | a pass over its forward | over AR generate() | over our AR twin | over the plain "
         "loop | tokens a pass | ms a pass |",
@@ -99,10 +100,32 @@ def decode_block(facts: dict[str, Any]) -> str:
     rows = dict(facts["sizes"])
     rows |= {f"{name}, bfloat16": s for name, s in (facts["sizes_bfloat16"] or {}).items()}
     for name, size in rows.items():
-        ar = size["vs_ar_generate"]
         lines.append(
-            f"| {name} | {size['pass_over_forward']:.2f} | {'-' if ar is None else f'{ar:.2f}'} | "
+            f"| {name} | {size['pass_over_forward']:.2f} | {ratio(size['vs_ar_generate'])} | "
             f"{size['vs_ar_twin']:.2f} | {size['vs_plain_loop']:.2f} | "
             f"{size['tokens_per_forward']:g} | {size['ms_per_pass']:.1f} |"
         )
+    if all("positions_kept" in size for size in rows.values()):
+        lines += ["", *faster_lines(rows)]
     return "\n".join(lines)
+
+
+def faster_lines(rows: dict[str, dict[str, Any]]) -> list[str]:
+    """A table of what kept keys and values and compiled blocks change."""
+    lines = [
+        "Keys and values kept for three passes of four (`refresh_every = 4`: approximate), and "
+        "compiled blocks:",
+        "",
+        "| size | kept: positions computed | over exact | over AR generate() | compiled: over "
+        "eager | a forward over an eager one |",
+        "| --- " * 6 + "|",
+    ]
+    for name, size in rows.items():
+        keys = ("vs_exact_kept", "vs_ar_generate_kept", "vs_eager_compiled")
+        cells = [ratio(size[key]) for key in (*keys, "forward_vs_eager_compiled")]
+        lines.append(f"| {name} | {size['positions_kept']:.0%} | {' | '.join(cells)} |")
+    return lines
+
+
+def ratio(found: float | None) -> str:
+    return "-" if found is None else f"{found:.2f}"

@@ -1,10 +1,12 @@
 """The README tells the truth: its commands parse, its files exist, its figures are results."""
 
 import importlib.util
+import json
 import re
 import shlex
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,16 +47,36 @@ def test_every_file_the_readme_names_exists_and_every_room_is_named() -> None:
     assert unnamed <= inside, f"the README's tree lacks {unnamed - inside}"
 
 
-def test_the_figures_are_those_of_the_result_files() -> None:
+@pytest.fixture
+def render() -> Any:
+    """docs/render.py, as a module."""
     path = ROOT / "docs" / "render.py"
     spec = importlib.util.spec_from_file_location("render", path)
     assert spec is not None
     assert spec.loader is not None
     render = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(render)
+    return render
+
+
+def test_the_figures_are_those_of_the_result_files(render: Any) -> None:
     for name in render.PAGES:
         page = (ROOT / name).read_text("utf-8")
         assert render.rendered(page) == page, "run `python docs/render.py`"
+
+
+def test_decoding_shows_kept_keys_and_compiled_blocks_where_they_were_measured(render: Any) -> None:
+    facts = json.loads((ROOT / "results" / "decode.json").read_text("utf-8"))
+    facts["basis"] = "seconds by the clock"
+    rows = [*facts["sizes"].values(), *(facts["sizes_bfloat16"] or {}).values()]
+    for size in rows:
+        size |= {"vs_exact_kept": 1.3, "vs_ar_generate_kept": None, "positions_kept": 0.559}
+        size |= {"vs_eager_compiled": 1.04, "forward_vs_eager_compiled": 1.091}
+    shown = render.decode_block(facts)
+    assert "seconds by the clock" in shown
+    assert shown.count("| 56% | 1.30 | - | 1.04 | 1.09 |") == len(rows)
+    del rows[0]["positions_kept"]  # an older file
+    assert "kept" not in render.decode_block(facts)
 
 
 def test_links_to_files_of_the_repository_hold() -> None:

@@ -1,12 +1,16 @@
 """`diffurefill bench speed` on a tiny model: what is shown and refused."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
+from torch._dynamo.utils import counters
 
 from diffurefill.commands.speed import HF_SAME, BenchSpeed
 from diffurefill.config import ModelConfig, RunConfig, UserError
+from diffurefill.model import compiling
 
 SMALL = RunConfig(model=ModelConfig(vocab_size=40, width=16, layers=1, heads=2, ffn_width=16))
 
@@ -38,6 +42,24 @@ def test_the_table_shows_them(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for words in ("batch 1: 8 new tokens", "one token a pass", "tok/pass", "AR, our twin"):
         assert words in shown
+
+
+def test_our_decoders_may_run_compiled_blocks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(compiling.CACHE_VARIABLE, str(tmp_path))
+    for_writing = partial(compiling.compile_for_writing, backend="eager")
+    monkeypatch.setattr(compiling, "compile_for_writing", for_writing)
+    torch._dynamo.reset()
+    counters.clear()
+    small = {"settings": SMALL, "num_tokens": 8, "repeats": 1, "warmups": 0, "device": "cpu"}
+    assert BenchSpeed(**small, compile=True).run() == 0
+    assert "compiled blocks" in " ".join(capsys.readouterr().out.split())
+    assert counters["stats"]["unique_graphs"] == 1  # a single layer is the last one
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(UserError, match=r"no C\+\+ compiler"):
+        BenchSpeed(**small, compile=True).run()
 
 
 def test_a_bench_of_nothing_is_refused() -> None:

@@ -120,8 +120,8 @@ def test_writing_compiles_a_few_graphs_whatever_the_sizes() -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_the_compiled_step_writes_the_same_text() -> None:
-    """The real compiler, half a minute. fp32, 1e-5 of the largest logit; a greedy text, whose tokens
-    hang on no draw, is the same."""
+    """The real compiler, half a minute. fp32, 1e-5 of the largest logit; a greedy text, which hangs
+    on no draw, is the same."""
     eager, compiled = build(), build()
     with torch.no_grad():
         for weight in (*eager.parameters(), *compiled.parameters()):
