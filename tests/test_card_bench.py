@@ -1,4 +1,4 @@
-"""bench/card.py, which is for a GPU, in its smallest form: nothing in it is tried on a card first."""
+"""bench/card.py, which is for a GPU, in its smallest form: it is tried before a card is there."""
 
 import json
 import os
