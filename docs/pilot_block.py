@@ -28,6 +28,18 @@ def pilot_block(facts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def knobs_block(facts: dict[str, Any]) -> str:
+    """Ways of one denoiser to write, all beside *tuned*."""
+    model = facts["models"]["diffusion"]
+    intro = (
+        f"`{facts['command']}` (results/knobs.json): the same denoiser trained again, on another "
+        f"CPU (held-out CE {model['held_out_ce']:.2f}); the same {facts['num_prompts']} prompts, "
+        f"seeds and judge."
+    )
+    lines = judged_lines(list(facts["arms"].values()), {"tuned": "against tuned"})
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
 def judged_lines(rows: list[dict[str, Any]], against: dict[str, str]) -> list[str]:
     """A table; `against` has the arms that the judge's figure is compared with, and how to say
     it."""

@@ -21,7 +21,7 @@ from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
 from evaluation_blocks import evaluate_block, likelihood_block, probes_block
 from memory_block import memory_block
-from pilot_block import decode_block, pilot_block, speed_block
+from pilot_block import decode_block, knobs_block, pilot_block, speed_block
 from train_block import attention_block, optimizer_block, precision_block, train_block
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -219,6 +219,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "demo": demo_block,
     "evaluate": evaluate_block,
     "exhaustive": exhaustive_block,
+    "knobs": knobs_block,
     "likelihood": likelihood_block,
     "lineage": lineage_block,
     "pilot": pilot_block,
