@@ -31,7 +31,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from _common import report
 from diffurefill.model.attention import attention, plan_segments
-from diffurefill.model.backends import BACKENDS, Hardware, Shape, choose_backend, why_not
+from diffurefill.model.backends import BACKENDS, Shape, choose_backend, hardware_of, why_not
 from diffurefill.model.fastest import fastest_backend
 from diffurefill.model.segments import (
     Ranges,
@@ -44,8 +44,9 @@ from diffurefill.runtime import has_bf16, philox, set_threads
 
 CPU = torch.device("cpu")
 FULL, TORCH = "unmasked sdpa", "torch's sdpa"
-# name: rows, heads, positions, head dim, the lengths of a row's documents (the rest is PAD)
-CASES: dict[str, tuple[int, int, int, int, list[int]]] = {
+# name: rows, heads, positions, head dim, the lengths of every row's documents (the rest is PAD), or
+# the mean of drawn ones, which the rows' ends cut as packing does: no row is like another.
+CASES: dict[str, tuple[int, int, int, int, list[int] | int]] = {
     "B2 H8 T1024, 5 documents": (2, 8, 1024, 64, [310, 120, 260, 50, 284]),
     "B2 H8 T1024, 1 document": (2, 8, 1024, 64, [1024]),
     "B2 H8 T1024, 1 document, PAD": (2, 8, 1024, 64, [900]),
@@ -59,6 +60,14 @@ CASES: dict[str, tuple[int, int, int, int, list[int]]] = {
     "B32 H4 T128, 3 documents": (32, 4, 128, 48, [50, 30, 48]),
     "B16 H2 T128, 2 documents": (16, 2, 128, 64, [78, 50]),
     "B16 H2 T128, 5 documents, PAD": (16, 2, 128, 64, [30, 20, 30, 20, 25]),
+    "B32 H4 T128, drawn, mean 20": (32, 4, 128, 48, 20),
+    "B32 H4 T128, drawn, mean 50": (32, 4, 128, 48, 50),
+    "B32 H4 T128, drawn, mean 200": (32, 4, 128, 48, 200),
+    "B16 H2 T128, drawn, mean 50": (16, 2, 128, 64, 50),
+    "B8 H4 T256, drawn, mean 60": (8, 4, 256, 64, 60),
+    "B8 H3 T288, drawn, mean 300": (8, 3, 288, 64, 300),
+    "B8 H8 T512, drawn, mean 150": (8, 8, 512, 64, 150),
+    "B8 H8 T512, drawn, mean 2000": (8, 8, 512, 64, 2000),
 }
 QUICK = ("B2 H8 T1024, 5 documents", "B4 H4 T256, 3 documents")
 
@@ -90,8 +99,9 @@ def main() -> None:
 # --- one shape ------------------------------------------------------------------------------------
 
 
-def measured(shape: Shape, lengths: list[int], repeats: int) -> dict[str, Any]:
-    doc_ids, cpu = rows_of(shape.rows, shape.positions, lengths), Hardware("cpu")
+def measured(shape: Shape, lengths: list[int] | int, repeats: int) -> dict[str, Any]:
+    make = drawn_rows if isinstance(lengths, int) else rows_of
+    doc_ids, cpu = make(shape.rows, shape.positions, lengths), hardware_of(CPU)
     default = plan_segments(doc_ids, shape, CPU, causal=False, training=True)
     refusals = {name: why_not(name, cpu, shape) for name in BACKENDS}
     plans = {FULL: Segments(None, False)} | {
@@ -136,6 +146,14 @@ def rows_of(rows: int, positions: int, lengths: list[int]) -> Tensor:
     row = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
     padded = torch.nn.functional.pad(row, (0, positions - len(row)), value=-1)
     return padded.int().repeat(rows, 1)
+
+
+def drawn_rows(rows: int, positions: int, mean: int) -> Tensor:
+    """Documents of exponential lengths, end to end over all rows."""
+    total = rows * positions
+    lengths = 1 + philox("bench documents", rows, positions, mean).exponential(mean, total)
+    ends = torch.from_numpy(lengths).long().cumsum(0)
+    return torch.searchsorted(ends, torch.arange(total), right=True).int().view(rows, positions)
 
 
 # --- block masks ----------------------------------------------------------------------------------

@@ -82,6 +82,12 @@ def cpu_has_bf16() -> bool:
     return "avx512_bf16" in (_text("/proc/cpuinfo") or "").split()
 
 
+@functools.cache
+def cpu_has_amx() -> bool:
+    """Whether this CPU has matrix units for bf16."""
+    return "amx_bf16" in (_text("/proc/cpuinfo") or "").split()
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether the hardware there multiplies bf16, rather than emulating it."""
     import torch

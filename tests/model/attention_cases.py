@@ -32,6 +32,10 @@ CASES = {
     "a row of PAD": torch.stack([one_row([70, 58], False, 128), torch.full((128,), -1).int()]),
     "one document a row": torch.zeros(2, 160, dtype=torch.int32),
     "parts of 128": torch.stack([one_row([128] * 4, False, 512), parts_with_pad()]),
+    "short ones alike": torch.stack(
+        [one_row([13, 10, 16, 16, 9, 24, 20], True, 120), one_row([24, 15, 23, 12, 46], False, 120)]
+    ),
+    "equal ones": one_row([16] * 7, True, 120).repeat(2, 1),
     "one position": torch.tensor([[0], [-1]], dtype=torch.int32),
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import diffurefill.model.attention as attention_module
 from diffurefill.config import UserError
-from diffurefill.model import dense_attention
+from diffurefill.model import dense_attention, document_pieces
 from diffurefill.model.attention import attention, segments_from_doc_ids
 from diffurefill.model.document_loop import attend_per_document
 from tests.model.attention_cases import (
@@ -114,25 +114,28 @@ def test_a_pad_has_its_own_value_and_passes_its_own_gradient_only():
 # --- the loop's operators -------------------------------------------------------------------------
 
 
-def loop_table(doc_ids, causal=False):
-    return segments_from_doc_ids(doc_ids, causal=causal, backend="loop").mask.table
+def loop_ranges(doc_ids):
+    return segments_from_doc_ids(doc_ids, causal=False, backend="loop").mask
 
 
 @CAUSAL
 def test_the_loop_has_the_gradients_of_finite_differences(causal):
     doc_ids = torch.tensor([[0, 0, 0, 1, 1, -1], [0, 1, 1, 1, 1, 1]])
     q, k, v = qkv(2, 6, head_dim=4).double().requires_grad_()
-    table = loop_table(doc_ids)
-    torch.autograd.gradcheck(lambda q, k, v: attend_per_document(q, k, v, table, causal), (q, k, v))
+    ranges = loop_ranges(doc_ids)
+    torch.autograd.gradcheck(
+        lambda q, k, v: attend_per_document(q, k, v, ranges, causal), (q, k, v)
+    )
 
 
-def test_the_loop_takes_any_layout_of_its_inputs():
-    doc_ids = CASES["ragged"]
+@pytest.mark.parametrize("case", ["ragged", "short ones alike"])
+def test_the_loop_takes_any_layout_of_its_inputs(case):
+    doc_ids = CASES[case]
     B, T = doc_ids.shape
     joint = torch.randn(B, T, 3, 2, 16, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    table, results = loop_table(doc_ids), []
+    ranges, results = loop_ranges(doc_ids), []
     for attend in (
-        lambda q, k, v: attend_per_document(q, k, v, table, False),
+        lambda q, k, v: attend_per_document(q, k, v, ranges, False),
         lambda q, k, v: loop_over_documents(q, k, v, doc_ids, False),
     ):
         out = attend(*joint.permute(2, 0, 3, 1, 4)).transpose(1, 2).reshape(B, T, 32)
@@ -141,10 +144,28 @@ def test_the_loop_takes_any_layout_of_its_inputs():
         close(fast, slow)
 
 
+@CAUSAL
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_documents_that_share_calls_may_come_in_any_number_of_them(dtype, causal, monkeypatch):
+    doc_ids = CASES["short ones alike"]
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend="loop", dtype=dtype)
+    counts = segments.mask.pieces[:, 2]
+
+    def attend(q, k, v):
+        return attention(q.to(dtype), k.to(dtype), v.to(dtype), segments)
+
+    few = result_and_gradients(attend, doc_ids)
+    monkeypatch.setattr(document_pieces, "BYTES_AT_ONCE", 1)
+    pieces = document_pieces.Pieces(segments.mask, qkv(*doc_ids.shape)[0]).pieces
+    assert len(pieces) == counts.sum() > (counts > 0).sum()
+    for a, b in zip(few, result_and_gradients(attend, doc_ids), strict=True):
+        close(a, b, atol=1e-6 if dtype == torch.float32 else 1e-2)
+
+
 def test_the_loop_in_16_bit_is_near():
     doc_ids = CASES["a PAD tail"]
     q, k, v = qkv(*doc_ids.shape).bfloat16()
-    out = attend_per_document(q, k, v, loop_table(doc_ids), False)
+    out = attend_per_document(q, k, v, loop_ranges(doc_ids), False)
     assert out.dtype == torch.bfloat16
     expected = loop_over_documents(q.float(), k.float(), v.float(), doc_ids, False)
     torch.testing.assert_close(out.float(), expected, atol=2e-2, rtol=2e-2)
@@ -156,7 +177,7 @@ def test_the_loops_operators_keep_torchs_rules():
     operator = torch.ops.diffurefill.attend_per_document.default
     torch.library.opcheck(
         operator,
-        (q, k, v, loop_table(doc_ids), False),
+        (q, k, v, *loop_ranges(doc_ids), False),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )
 

@@ -9,6 +9,7 @@ from diffurefill.model.backends import Hardware, Shape, check_backend, choose_ba
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.model.fastest import fastest_backend
 from diffurefill.model.segments import Ranges, documents_of
+from diffurefill.runtime import philox
 from tests.model.attention_cases import one_row, qkv
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -52,14 +53,38 @@ def test_the_choice_by_device_shape_and_documents(hardware, doc_ids, training, b
     assert chosen(hardware, doc_ids, training=training) == backend
 
 
-def test_in_bf16_a_document_must_save_more():
-    for lengths, positions, backend in (
-        ([100, 56, 100], 256, "sdpa"),
-        ([200, 60, 252], 512, "loop"),
-        ([300, 200, 524], 1024, "loop"),
+def drawn_rows(mean, num_rows, num_positions, seed=0):
+    """Rows cut at other places each, as real text cuts them: documents of `mean` tokens."""
+    drawn = philox("drawn rows", seed).exponential(mean, (num_rows, num_positions)).astype(int) + 1
+    return torch.stack([one_row(row.tolist(), False, num_positions) for row in drawn])
+
+
+def test_short_rows_go_by_how_many_documents_are_alike():
+    for doc_ids, heads, backend in (
+        (rows([50, 30, 48], 128, 32), 4, "loop"),
+        (rows([30, 20, 30, 20, 25], 128, 16), 2, "loop"),
+        (rows([78, 50], 128, 16), 2, "sdpa"),
+        (drawn_rows(20, 32, 128), 4, "loop"),
+        (drawn_rows(100, 32, 128), 4, "sdpa"),
+        (drawn_rows(100, 4, 512), 8, "loop"),
+        (rows([512], 513, 8), 8, "loop"),
     ):
-        found = chosen(CPU, rows(lengths, positions, 4), heads=4, dtype=torch.bfloat16)
-        assert found == backend, (lengths, positions)
+        assert chosen(CPU, doc_ids, heads=heads, head_dim=48) == backend, doc_ids
+
+
+def test_in_bf16_and_more_so_with_amx_a_document_must_save_more():
+    for lengths, positions, backends_chosen in (
+        ([50, 30, 48], 128, ("sdpa", "sdpa")),
+        ([100, 56, 100], 256, ("loop", "sdpa")),
+        ([200, 60, 252], 512, ("loop", "loop")),
+        ([300, 200, 524], 1024, ("loop", "loop")),
+    ):
+        doc_ids = rows(lengths, positions, 4)
+        found = tuple(
+            chosen(Hardware("cpu", has_amx=amx), doc_ids, heads=4, dtype=torch.bfloat16)
+            for amx in (False, True)
+        )
+        assert found == backends_chosen, (lengths, positions)
 
 
 def test_ids_on_a_gpu_are_not_waited_for():
@@ -144,8 +169,8 @@ def test_whole_rows_need_no_mask():
 def test_the_denoiser_trains_alike_with_the_backends_of_the_cpu():
     model = Denoiser(ModelConfig(vocab_size=40, width=32, layers=2, heads=2, ffn_width=48))
     model.init_weights(torch.Generator().manual_seed(0))
-    doc_ids = rows([20, 30, 9], 64)
-    canvas = torch.randint(40, (2, 64), generator=torch.Generator().manual_seed(1))
+    doc_ids = rows([20, 30, 9], 64, 4)
+    canvas = torch.randint(40, (4, 64), generator=torch.Generator().manual_seed(1))
     gradients = []
     for backend in ("sdpa", "loop"):
         model.attention_backend = backend

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
 
-from diffurefill.model.segments import _segment_ids, documents_of, segments_from_doc_ids
+from diffurefill.model.segments import (
+    ALONE,
+    FILLED_UP,
+    PAD,
+    TOGETHER,
+    _segment_ids,
+    documents_of,
+    segments_from_doc_ids,
+)
 from tests.model.attention_cases import CASES, one_row, parts_with_pad, rows_of_documents
 
 
@@ -79,9 +87,6 @@ def test_documents_tile_the_rows(doc_ids):
         rebuilt[row, start:stop] = values[0]
     assert np.array_equal(rebuilt, doc_ids.numpy())
     assert documents.in_one_piece
-    real = doc_ids >= 0
-    pairs = (doc_ids[:, :, None] == doc_ids[:, None, :]) & real[:, :, None]
-    assert documents.num_pairs == int(pairs.sum())
 
 
 @pytest.mark.parametrize(
@@ -120,11 +125,59 @@ def test_packed_rows_bound_their_longest_document(doc_ids):
     assert (packed.is_pad is None) == bool((doc_ids >= 0).all())
 
 
+# --- ranges ---------------------------------------------------------------------------------------
+
+
+def ranges_of(doc_ids, dtype=None):
+    return segments_from_doc_ids(doc_ids, causal=False, backend="loop", dtype=dtype).mask
+
+
+@pytest.mark.parametrize(("dtype", "step"), [(torch.float32, 8), (torch.bfloat16, 16)])
+@given(rows_of_documents(3, 130))
+def test_every_position_has_one_slot_and_every_document_one_place(dtype, step, doc_ids):
+    B, T = doc_ids.shape
+    ranges, flat, seen = ranges_of(doc_ids, dtype), doc_ids.flatten(), []
+    for kind, first, count, length, row, start in ranges.pieces.tolist():
+        used = slice(first, first + count * length)
+        sources = ranges.sources[used].view(count, length).tolist()
+        targets = ranges.targets[used].view(count, length).tolist()
+        for reads, writes in zip(sources, targets, strict=True):
+            real = [at for at in writes if at < B * T]
+            assert writes == real + [B * T] * (length - len(real))
+            assert reads == real + [real[0]] * (length - len(real))
+            assert real == list(range(real[0], real[0] + len(real)))
+            assert len({int(flat[at]) for at in real}) == 1
+            assert (kind == PAD) == (flat[real[0]] < 0)
+            assert kind == FILLED_UP or length == len(real)
+            assert kind not in (TOGETHER, FILLED_UP) or length % step == 0
+            if kind == ALONE:
+                assert (count, row * T + start) == (1, real[0])
+            seen += real
+    assert sorted(seen) == list(range(B * T))
+
+
+def pieces_of(lengths, num_positions=512, **options):
+    pieces = ranges_of(one_row(lengths, True, num_positions)[None], **options).pieces
+    return [tuple(piece[[0, 2, 3]].tolist()) for piece in pieces if piece[2]]
+
+
+def test_short_documents_of_like_length_share_a_piece():
+    assert pieces_of([20, 24, 23], 67) == [(FILLED_UP, 3, 24)]
+    assert pieces_of([20, 24, 17], dtype=torch.bfloat16)[1:] == [(FILLED_UP, 3, 32)]
+    assert pieces_of([16, 16, 16], 48) == [(TOGETHER, 3, 16)]
+    assert pieces_of([20, 24], 44) == [(ALONE, 1, 20), (ALONE, 1, 24)]
+    assert pieces_of([128, 128, 128], 384) == [(ALONE, 1, 128)] * 3
+    assert pieces_of([5, 6, 300, 7], 400) == [(PAD, 82, 1), (FILLED_UP, 3, 8), (ALONE, 1, 300)]
+
+
 def test_tables_come_in_few_sizes():
-    sizes = set()
+    sizes, slots = set(), set()
     for count in range(1, 100):
         doc_ids = torch.arange(100).clamp(max=count - 1)[None]
-        sizes.add(segments_from_doc_ids(doc_ids, causal=False, backend="loop").mask.table.shape[0])
+        ranges = ranges_of(doc_ids)
+        sizes.add(len(ranges.pieces))
+        slots |= {len(ranges.sources), len(ranges.targets)}
         packed = segments_from_doc_ids(doc_ids, causal=False, backend="varlen").mask
         sizes.add(packed.cu_seqlens.shape[0])
     assert sizes == {64, 128}
+    assert slots == {1024}

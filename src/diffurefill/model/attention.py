@@ -73,7 +73,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, segments: Segments) -> Tensor:
     mask, causal = segments.mask, segments.causal
     if isinstance(mask, Ranges):
         _check("loop", q, k, v)
-        return attend_per_document(q, k, v, mask.table, causal)
+        return attend_per_document(q, k, v, mask, causal)
     if isinstance(mask, BlockMask):
         _check("flex", q, k, v)
         return _flex(q, k, v, mask)

@@ -16,24 +16,41 @@ from typing import NamedTuple
 import torch
 
 from diffurefill.config import UserError
-from diffurefill.model.segments import Backend, Documents
+from diffurefill.model.segments import Backend, Documents, slots_of
+from diffurefill.runtime import cpu_has_amx
 
 BACKENDS: tuple[Backend, ...] = ("sdpa", "loop", "flex", "varlen")
-LOOP_SCORES_PER_DOCUMENT = 500_000
-"""What one more range costs the loop, in multiply-adds of q k^T over all heads (bench/attention.py:
-between 250,000 and 570,000, forward and backward, in fp32)."""
-LOOP_BF16 = 8
-"""By how much more in bf16, whose products are short and whose gradients take more operators."""
-LOOP_PAIRS_PER_POSITION = 16
-"""What copying results into place costs, in (query, key) pairs per position."""
 LOOP_POSITIONS_WITHOUT_GRADIENTS = 1024
+MASK_COST = 0.03
+"""Of a dense mask, over attention without one (bench/attention.py: 0.02 to 0.1)."""
+
+
+class LoopCosts(NamedTuple):
+    """What the loop costs beyond the (query, key) pairs of its documents, forward and backward:
+    fitted to times of rows of 128 to 1,024 positions, of 28 to 500 documents."""
+
+    start: int
+    """In multiply-adds of q k^T over all heads."""
+    call: int
+    """Of one more document that is alone, in the same."""
+    copied: int
+    """Of a position put side by side with others, in pairs."""
+
+
+FP32 = LoopCosts(start=10_000_000, call=500_000, copied=40)
+BF16 = LoopCosts(start=16_000_000, call=2_000_000, copied=70)
+BF16_WITH_AMX = LoopCosts(start=32_000_000, call=4_000_000, copied=140)
+"""Of these `call` is measured; products take half as long there, the rest as long as ever."""
 
 
 class Hardware(NamedTuple):
-    """The part of a device that decides: its type, and on CUDA its compute capability."""
+    """The part of a device that decides."""
 
     type: str
     capability: tuple[int, int] = (0, 0)
+    """Of a CUDA device."""
+    has_amx: bool = False
+    """Of a CPU: matrix units for bf16."""
 
 
 class Shape(NamedTuple):
@@ -49,7 +66,7 @@ class Shape(NamedTuple):
 def hardware_of(device: torch.device) -> Hardware:
     if device.type == "cuda":
         return Hardware("cuda", torch.cuda.get_device_capability(device))
-    return Hardware(device.type)
+    return Hardware(device.type, has_amx=device.type == "cpu" and cpu_has_amx())
 
 
 def choose_backend(
@@ -57,7 +74,7 @@ def choose_backend(
 ) -> Backend:
     """The backend by rule. `documents` is None where the ids lie on a device: no wait for them."""
     if hardware.type == "cpu" and documents is not None and documents.in_one_piece:
-        return "loop" if _loop_pays(shape, documents, training) else "sdpa"
+        return "loop" if _loop_pays(hardware, shape, documents, training) else "sdpa"
     # Each new shape compiles FlexAttention again. Training has few shapes; scoring and decoding
     # have many, and take the dense mask.
     if training and hardware.type == "cuda" and why_not("flex", hardware, shape) is None:
@@ -65,14 +82,16 @@ def choose_backend(
     return "sdpa"
 
 
-def _loop_pays(shape: Shape, documents: Documents, training: bool) -> bool:
+def _loop_pays(hardware: Hardware, shape: Shape, documents: Documents, training: bool) -> bool:
     if not training and shape.positions < LOOP_POSITIONS_WITHOUT_GRADIENTS:
         return False  # what is decoded must not hang on what else is in the batch
-    positions = shape.rows * shape.positions
-    saved = positions * (shape.positions - LOOP_PAIRS_PER_POSITION) - documents.num_pairs
-    factor = LOOP_BF16 if shape.dtype == torch.bfloat16 else 1
-    calls = len(documents.table) * LOOP_SCORES_PER_DOCUMENT * factor
-    return saved * shape.heads * shape.head_dim > calls
+    costs = FP32
+    if shape.dtype == torch.bfloat16:
+        costs = BF16_WITH_AMX if hardware.has_amx else BF16
+    slots, is_alone = slots_of(documents, shape.dtype)
+    pairs = (slots**2)[documents.table[:, 3] == 0].sum() + slots[~is_alone].sum() * costs.copied
+    saved = (1 + MASK_COST) * shape.rows * shape.positions**2 - pairs
+    return saved * shape.heads * shape.head_dim > costs.start + is_alone.sum() * costs.call
 
 
 def why_not(

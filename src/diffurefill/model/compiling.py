@@ -149,4 +149,5 @@ def code_folder() -> Path:
 
 def _leave_open(segments: Segments) -> None:
     if isinstance(segments.mask, Ranges):
-        torch._dynamo.maybe_mark_dynamic(segments.mask.table, 0)
+        for table in segments.mask:
+            torch._dynamo.maybe_mark_dynamic(table, 0)

@@ -64,6 +64,8 @@ def gradients_by_products(
     B, H, T, _ = q.shape
     if causal:
         mask = torch.ones(1, 1, T, T, dtype=torch.bool).tril()
+    if mask is not None and mask.dtype == torch.bool:
+        mask = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
     found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows, heads = max(1, SCORES_AT_ONCE // (H * T * T)), max(1, SCORES_AT_ONCE // (T * T))
     for r in range(0, B, rows):
@@ -78,16 +80,19 @@ def gradients_by_products(
 
 def _of_some_heads(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    scaled = q * q.shape[-1] ** -0.5
-    scores = scaled @ k.mT
-    if mask is not None:
-        scores = (
-            scores.masked_fill_(~mask, -torch.inf)
-            if mask.dtype == torch.bool
-            else scores.add_(mask)
-        )
+) -> tuple[Tensor, ...]:
+    """Mask and scale are part of the products, which spares passes over what they read and make."""
+    shape = r, h, T, K = q.shape
+    scale = K**-0.5
+    grad, q, k, v = (x.reshape(r * h, T, K) for x in (grad, q, k, v))
+    if mask is None:
+        scores = q.new_empty(r * h, T, T).baddbmm_(q, k.mT, beta=0, alpha=scale)
+    else:
+        start = mask.expand(r, h, T, T).clone(memory_format=torch.contiguous_format)
+        scores = start.view(r * h, T, T).baddbmm_(q, k.mT, alpha=scale)
     shares = scores.softmax(dim=-1)
     share_grad = grad @ v.mT
     score_grad = torch._softmax_backward_data(share_grad, shares, -1, shares.dtype)
-    return (score_grad @ k) * q.shape[-1] ** -0.5, score_grad.mT @ scaled, shares.mT @ grad
+    dq = torch.baddbmm(q, score_grad, k, beta=0, alpha=scale)
+    dk = torch.baddbmm(k, score_grad.mT, q, beta=0, alpha=scale)
+    return tuple(x.view(shape) for x in (dq, dk, shares.mT @ grad))

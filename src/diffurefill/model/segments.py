@@ -24,8 +24,13 @@ Backend = Literal["sdpa", "loop", "flex", "varlen"]
 BLOCK = 128
 _BEYOND = 2**62
 """Above every segment; a power of two, because `F.pad` takes its value through a float."""
-_TABLE_STEP = 64
+_TABLE_STEP, _SLOT_STEP = 64, 1024
 """Tables of ranges grow in steps: a compiled block sees few shapes."""
+TOGETHER_BELOW, TOGETHER_FROM = 96, 3
+"""Documents of fewer positions share a call of the loop if so many are alike: copying others takes
+longer than calls of their own."""
+PAD, ALONE, TOGETHER, FILLED_UP = range(4)
+"""Kinds of `Ranges.pieces`."""
 
 
 class Documents(NamedTuple):
@@ -42,17 +47,20 @@ class Documents(NamedTuple):
     def are_whole_rows(self) -> bool:
         return len(self.table) == self.num_rows and not self.table[:, 3].any()
 
-    @property
-    def num_pairs(self) -> int:
-        """(query, key) pairs inside the documents; B * T * T without masking."""
-        lengths = self.table[:, 2] - self.table[:, 1]
-        return int((lengths**2)[self.table[:, 3] == 0].sum())
-
 
 class Ranges(NamedTuple):
-    """What `loop` walks along: `Documents.table` as int64 on the CPU, empty ranges at its end."""
+    """What `loop` walks along, int64 on the CPU. Every position of the rows has a slot; documents
+    of like length lie side by side there, filled up to one length: they are one piece.
+    """
 
-    table: Tensor
+    pieces: Tensor
+    """(M, 6): kind, first slot, number of documents, their length, and for one that is ALONE its
+    row and start. All PADs are one piece of length 1. Pieces without documents at the end.
+    """
+    sources: Tensor
+    """(S,): of B * T positions, the one in this slot; on the filling some real one."""
+    targets: Tensor
+    """(S,): the same, but B * T on the filling."""
 
 
 class Packed(NamedTuple):
@@ -121,7 +129,7 @@ def segments_from_doc_ids(
                 f"a document lies in several pieces of its row, which the {backend} backend cannot "
                 "take: use sdpa or flex"
             )
-        mask = _ranges(documents) if backend == "loop" else _packed(documents, device)
+        mask = _ranges(documents, dtype) if backend == "loop" else _packed(documents, device)
         return Segments(mask, causal)
     segment_ids = _segment_ids(doc_ids.to(device, non_blocking=True))
     if backend == "flex":
@@ -136,9 +144,49 @@ def segments_from_doc_ids(
 # --- ranges ---------------------------------------------------------------------------------------
 
 
-def _ranges(documents: Documents) -> Ranges:
-    missing = -len(documents.table) % _TABLE_STEP
-    return Ranges(torch.from_numpy(np.pad(documents.table, ((0, missing), (0, 0)))))
+def slots_of(
+    documents: Documents, dtype: torch.dtype | None
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """What `loop` does with each run of `documents.table`: how many slots it takes, and whether it
+    is alone. Others are filled up to a multiple of 8, in bf16 of 16: products are fast there, and
+    more documents are alike."""
+    starts, stops, is_pad = documents.table.T[1:]
+    lengths, step = stops - starts, 16 if dtype == torch.bfloat16 else 8
+    filled = -(-lengths // step) * step
+    may_share = (lengths < TOGETHER_BELOW) & (is_pad == 0)
+    alike = np.bincount(filled[may_share], minlength=documents.num_positions + step)[filled]
+    shares = may_share & (alike >= TOGETHER_FROM)
+    return np.where(shares, filled, lengths), ~shares & (is_pad == 0)
+
+
+def _ranges(documents: Documents, dtype: torch.dtype | None) -> Ranges:
+    T = documents.num_positions
+    rows, starts, stops, is_pad = documents.table.T
+    lengths, positions = stops - starts, rows * T + starts
+    slots, is_alone = slots_of(documents, dtype)
+    # What is one piece: PADs, documents of as many slots, and each that is alone.
+    piece = np.where(is_pad, 0, np.where(is_alone, TOGETHER_BELOW + 1 + positions, slots))
+    order = np.argsort(piece, kind="stable")
+    piece, slots, lengths, positions = (x[order] for x in (piece, slots, lengths, positions))
+    first = np.cumsum(slots) - slots
+    offsets = np.arange(slots.sum()) - np.repeat(first, slots)
+    is_filling = offsets >= np.repeat(lengths, slots)
+    sources = np.repeat(positions, slots) + np.where(is_filling, 0, offsets)
+    targets = np.where(is_filling, documents.num_rows * T, sources)
+    begin = np.flatnonzero(np.diff(piece, prepend=-1))
+    is_pad, is_alone = piece[begin] == 0, piece[begin] > TOGETHER_BELOW
+    is_filled = np.logical_or.reduceat(lengths < slots, begin)
+    kinds = np.select([is_pad, is_alone, is_filled], [PAD, ALONE, FILLED_UP], TOGETHER)
+    size = np.where(is_pad, 1, slots[begin])
+    count = np.add.reduceat(slots, begin) // size
+    table = np.stack((kinds, first[begin], count, size, *np.divmod(positions[begin], T)), axis=1)
+    return Ranges(*map(_stepped, (table, sources, targets), (_TABLE_STEP, _SLOT_STEP, _SLOT_STEP)))
+
+
+def _stepped(values: NDArray[np.int64], step: int) -> Tensor:
+    """`values` with zeros behind, up to a multiple of `step`."""
+    ends = [(0, -len(values) % step)] + [(0, 0)] * (values.ndim - 1)
+    return torch.from_numpy(np.pad(values, ends))
 
 
 def _packed(documents: Documents, device: torch.device) -> Packed:
