@@ -22,7 +22,13 @@ from data_blocks import lineage_block, pipeline_block, reader_block, resume_bloc
 from evaluation_blocks import evaluate_block, likelihood_block, probes_block
 from memory_block import memory_block
 from pilot_block import decode_block, knobs_block, pilot_block, speed_block
-from train_block import attention_block, optimizer_block, precision_block, train_block
+from train_block import (
+    allocator_block,
+    attention_block,
+    optimizer_block,
+    precision_block,
+    train_block,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
@@ -228,6 +234,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "probes": probes_block,
     "reader": reader_block,
     "resume": resume_block,
+    "allocator": allocator_block,
     "attention": attention_block,
     "optimizer": optimizer_block,
     "train": train_block,

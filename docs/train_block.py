@@ -114,6 +114,21 @@ def optimizer_block(facts: dict[str, Any]) -> str:
     return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
+def allocator_block(facts: dict[str, Any]) -> str:
+    gains = [
+        f"{case['gain']:.3f} on {name} ({case['glibc']['page_faults']:,.0f} pages a step from the "
+        f"system before, {case['ours']['page_faults']:,.0f} now; {case['glibc']['peak_mb']:,.0f} "
+        f"and {case['ours']['peak_mb']:,.0f} MB at most)"
+        for name, case in facts["presets"].items()
+    ]
+    text = (
+        f"`{facts['command']}` (results/allocator.json): CPU seconds of a step with glibc as it is "
+        f"over those with freed memory kept, one thread, {facts['repeats']} processes of each by "
+        f"turns: {'; '.join(gains)}."
+    )
+    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
 def precision_block(facts: dict[str, Any]) -> str:
     differences = ", ".join(f"{d:+.4f}" for d in facts["differences"])
     text = (

@@ -5,6 +5,7 @@ Torch is imported inside functions, so that data and store code can use the rest
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import os
@@ -66,13 +67,28 @@ def set_threads(num_threads: int | None) -> int:
     """Limit torch to `num_threads` (None: leave it as it is); returns the number in force.
 
     Two processes on two cores want one thread each: spinning at every parallel region costs more
-    than the second thread brings.
+    than the second thread brings. What begins to compute begins here, so memory is seen to as well.
     """
     import torch
 
+    _keep_freed_memory()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return torch.get_num_threads()
+
+
+@functools.cache
+def _keep_freed_memory() -> None:
+    """Tell glibc not to give the system back what is freed: every step and pass asks for the same
+    sizes again, and the system clears each page that it hands out (bench/allocator.py).
+
+    Larger tensors than the 32 MB that old versions take as a limit still come from the system.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return
+    mallopt, trim_threshold, mmap_threshold = ctypes.CDLL(None).mallopt, -1, -3  # of malloc.h
+    mallopt(trim_threshold, 2**31 - 1)
+    mallopt(mmap_threshold, 32 << 20)
 
 
 @functools.cache

@@ -1,13 +1,15 @@
-"""Attention over whole rows by torch's fused operator, spared its backward pass in bf16 on a CPU.
+"""Attention over whole rows: torch's fused operator, or its products written out in bf16 on a CPU.
 
-There the operator's backward pass leaves the matrix units unused: on a CPU with AMX attention took
-three times as long with it as with its products written out, for 32 rows of 128 positions
-(bench/attention.py). Scores are made again, some heads at a time, so that they stay in a core's
-cache and nothing of size T x T is kept. Shape letters as in denoiser.py.
+There the fused operator leaves the units for bf16 products half unused: with its products written
+out attention takes two thirds of the time of its forward pass and half of that of its backward pass
+or less (bench/attention.py, `torch`). Scores are made some heads at a time, so that they stay in a
+core's cache, and again for the gradients: nothing of size T x T is kept. They are rounded to bf16,
+as everything between products is there. Shape letters as in denoiser.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SCORES_AT_ONCE = 1 << 20
-"""Scores made at a time: 2 MB in bf16."""
-LONGEST = 512
+SCORES_AT_ONCE = 1 << 19
+"""Scores made at a time: 1 MB in bf16."""
+LONGEST = 1024
 """Positions of a row up to which the products pay: beyond, a head's scores outgrow the cache."""
 
 
@@ -34,7 +36,7 @@ def dense_attention(
 
 
 def by_products(q: Tensor) -> bool:
-    """Whether the gradients are better made by `gradients_by_products`."""
+    """Whether attention is better made by `attend_by_products` and `gradients_by_products`."""
     slow = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= LONGEST
     return slow and not torch.compiler.is_compiling()
 
@@ -46,7 +48,8 @@ class _DenseAttention(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(q, k, v, mask)
         ctx.causal = causal
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        with torch.autocast("cpu", enabled=False):
+            return attend_by_products(q, k, v, mask, causal=causal)
 
     @staticmethod
     @once_differentiable
@@ -57,42 +60,71 @@ class _DenseAttention(torch.autograd.Function):
         return (*found, None, None)
 
 
+def attend_by_products(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool
+) -> Tensor:
+    """softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K); heads side by side in memory."""
+    B, H, T, K = q.shape
+    out = q.new_empty(B, T, H, K).transpose(1, 2)
+    for part, seen in _parts(q, mask, causal):
+        shares = _shares(*(_flat(x[part]) for x in (q, k)), seen)
+        out[part] = (shares @ _flat(v[part])).view(out[part].shape)
+    return out
+
+
 def gradients_by_products(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Those of q, k and v (B, H, T, K), under `grad` of the result."""
+    found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    for part, seen in _parts(q, mask, causal):
+        gradients = _gradients_of_some_heads(*(_flat(x[part]) for x in (grad, q, k, v)), seen)
+        for whole, x in zip(found, gradients, strict=True):
+            whole[part] = x.view(whole[part].shape)
+    return found
+
+
+def _gradients_of_some_heads(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
+) -> tuple[Tensor, ...]:
+    scale = q.shape[-1] ** -0.5
+    shares = _shares(q, k, mask)
+    share_grad = grad @ v.mT
+    score_grad = torch._softmax_backward_data(share_grad, shares, -1, shares.dtype)
+    dq = torch.baddbmm(q, score_grad, k, beta=0, alpha=scale)
+    dk = torch.baddbmm(k, score_grad.mT, q, beta=0, alpha=scale)
+    return dq, dk, shares.mT @ grad
+
+
+def _shares(q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(K) + mask), (n, T, T) from (n, T, K): mask and scale are part of the
+    product, which spares passes over what it makes."""
+    n, T, K = q.shape
+    if mask is None:
+        scores = q.new_empty(n, T, T).baddbmm_(q, k.mT, beta=0, alpha=K**-0.5)
+    else:
+        r = len(mask)
+        start = mask.expand(r, n // r, T, T).clone(memory_format=torch.contiguous_format)
+        scores = start.view(n, T, T).baddbmm_(q, k.mT, alpha=K**-0.5)
+    return scores.softmax(dim=-1)
+
+
+def _parts(
+    q: Tensor, mask: Tensor | None, causal: bool
+) -> Iterator[tuple[tuple[slice, slice], Tensor | None]]:
+    """Some rows and heads at a time, and the mask of these rows as numbers to be added."""
     B, H, T, _ = q.shape
     if causal:
         mask = torch.ones(1, 1, T, T, dtype=torch.bool).tril()
     if mask is not None and mask.dtype == torch.bool:
         mask = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf)
-    found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     rows, heads = max(1, SCORES_AT_ONCE // (H * T * T)), max(1, SCORES_AT_ONCE // (T * T))
     for r in range(0, B, rows):
         seen = mask if mask is None or len(mask) == 1 else mask[r : r + rows]
         for h in range(0, H, heads):
-            part = (slice(r, r + rows), slice(h, h + heads))
-            gradients = _of_some_heads(grad[part], q[part], k[part], v[part], seen)
-            for whole, x in zip(found, gradients, strict=True):
-                whole[part] = x
-    return found
+            yield (slice(r, r + rows), slice(h, h + heads)), seen
 
 
-def _of_some_heads(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
-) -> tuple[Tensor, ...]:
-    """Mask and scale are part of the products, which spares passes over what they read and make."""
-    shape = r, h, T, K = q.shape
-    scale = K**-0.5
-    grad, q, k, v = (x.reshape(r * h, T, K) for x in (grad, q, k, v))
-    if mask is None:
-        scores = q.new_empty(r * h, T, T).baddbmm_(q, k.mT, beta=0, alpha=scale)
-    else:
-        start = mask.expand(r, h, T, T).clone(memory_format=torch.contiguous_format)
-        scores = start.view(r * h, T, T).baddbmm_(q, k.mT, alpha=scale)
-    shares = scores.softmax(dim=-1)
-    share_grad = grad @ v.mT
-    score_grad = torch._softmax_backward_data(share_grad, shares, -1, shares.dtype)
-    dq = torch.baddbmm(q, score_grad, k, beta=0, alpha=scale)
-    dk = torch.baddbmm(k, score_grad.mT, q, beta=0, alpha=scale)
-    return tuple(x.view(shape) for x in (dq, dk, shares.mT @ grad))
+def _flat(x: Tensor) -> Tensor:
+    """(r * h, T, K) of (r, h, T, K)."""
+    return x.reshape(-1, *x.shape[2:])

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diffurefill.model.dense_attention import by_products, gradients_by_products
+from diffurefill.model.dense_attention import (
+    attend_by_products,
+    by_products,
+    gradients_by_products,
+)
 from diffurefill.model.document_pieces import Pieces, Reader, Result
 from diffurefill.model.segments import FILLED_UP, PAD, Ranges
 
@@ -56,9 +60,12 @@ def _per_document(
             out.write(value, piece)
             continue
         mask = None if causal else plan.mask(piece)
-        attended, log_sum = _attend(
-            read_q(piece), read_k(piece), value, 0.0, causal, attn_mask=mask
-        )
+        inputs = read_q(piece), read_k(piece), value
+        if by_products(value):
+            inputs = (x.contiguous() for x in inputs)
+            out.write(attend_by_products(*inputs, mask, causal=causal), piece)
+            continue
+        attended, log_sum = _attend(*inputs, 0.0, causal, attn_mask=mask)
         out.write(attended, piece)
         lse_d.copy_(log_sum)
     return out.tensor, lse
@@ -153,7 +160,7 @@ _per_document.register_autograd(_backward, setup_context=_save)
 
 
 def _empty_lse(q: Tensor, sources: Tensor) -> Tensor:
-    """The log-sum-exp that the backward pass needs, (slots * H,)."""
+    """For the log-sum-exp that the operator's backward pass needs, (slots * H,)."""
     exact = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(sources.shape[0] * q.shape[1], dtype=exact)
 
