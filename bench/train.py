@@ -57,7 +57,7 @@ from diffurefill.model.compiling import compile_blocks
 from diffurefill.model.denoiser import Denoiser, num_parameters
 from diffurefill.objective.corruption import corrupt
 from diffurefill.optim.adamw import build_optimizer
-from diffurefill.runtime import has_bf16, philox
+from diffurefill.runtime import has_bf16, philox, set_threads
 from diffurefill.train.step import train_step
 
 SEED = 0
@@ -328,7 +328,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of each process")
     parser.add_argument("--torchdiff-python", default=os.environ.get("TORCHDIFF_PYTHON"))
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    set_threads(arguments.threads)
     configs, repeats = shape_configs(), {"micro": 7, "stand-38m": 3}
     if arguments.quick:
         configs, repeats = {"micro": configs["micro"]}, {"micro": 3}

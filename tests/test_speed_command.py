@@ -11,6 +11,8 @@ from torch._dynamo.utils import counters
 from diffurefill.commands.speed import HF_SAME, BenchSpeed
 from diffurefill.config import ModelConfig, RunConfig, UserError
 from diffurefill.model import compiling
+from diffurefill.model.denoiser import num_parameters
+from diffurefill.train.flops import Peak, step_flops
 
 SMALL = RunConfig(model=ModelConfig(vocab_size=40, width=16, layers=1, heads=2, ffn_width=16))
 
@@ -34,6 +36,27 @@ def test_json_has_the_figures_and_they_agree(
             assert row["tokens_per_second"] == pytest.approx(num_tokens / row["seconds"], rel=0.05)
         assert rows["8 tokens a pass"]["pass_over_forward"] > 0
         assert (HF_SAME in rows) != found["without_transformers"]
+
+
+def test_the_limits_are_those_of_what_is_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("diffurefill.train.speed.peak_of", lambda *_: Peak(1e6, "set"))
+    monkeypatch.setattr("diffurefill.train.speed.bandwidth_of", lambda _: 1e5)
+    small = {"settings": SMALL, "num_tokens": 16, "repeats": 1, "warmups": 0, "device": "cpu"}
+    assert BenchSpeed(**small, json=True).run() == 0
+    rows = json.loads(capsys.readouterr().out)["batches"]["1"]
+    length, still_open = 32 + 16, sum(range(1, 17))
+    of_one_a_pass = {"num_tokens": 16 * length, "num_masked": still_open}
+    of_ar = {"num_tokens": length - 1, "num_masked": 16}
+    for name, asked, pairs in (
+        ("one token a pass", of_one_a_pass, 16 * length**2),
+        ("AR, our twin", of_ar, (length - 1) * length // 2),
+    ):
+        row, flops = rows[name], step_flops(SMALL.model, **asked, num_pairs=pairs).forward
+        read = 16 * num_parameters(SMALL.model) * 4
+        assert row["flop_limit_share"] * row["seconds"] == pytest.approx(flops / 1e6, rel=0.02)
+        assert row["read_limit_share"] * row["seconds"] == pytest.approx(read / 1e5, rel=0.02)
 
 
 def test_the_table_shows_them(capsys: pytest.CaptureFixture[str]) -> None:

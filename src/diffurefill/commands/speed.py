@@ -26,8 +26,10 @@ HF_SAME = "AR generate()"
 class BenchSpeed:
     """256 new tokens behind 32: one and eight a pass, draft and refill, and AR with a KV cache.
 
-    `bare ms` is a forward pass alone, of the same rows and positions, `ratio` a pass over it;
-    `vs AR` compares tokens a second with `generate()` of transformers at the same size.
+    `ms` is a pass, `bare` its forward pass alone, of the same rows and positions, `ratio` one over
+    the other; `vs AR` compares tokens a second with `generate()` of transformers at the same size.
+    `FLOPs` is the share of the time that the products would take at the device's peak, `reads` the
+    share that reading all weights once a pass would take (from a cache that is faster).
     """
 
     preset: str = "stand-38m"
@@ -116,7 +118,11 @@ def bench_speed(options: BenchSpeed, device: torch.device) -> dict[str, Any]:
             seconds=options.seconds,
             say=lambda line, num_rows=num_rows: progress(f"batch {num_rows}: {line}"),
         )
-        found["batches"][str(num_rows)] = _figures(contenders, bare_of, times)
+        rows = _figures(contenders, bare_of, times)
+        for name, shares in _limit_shares(options, device, dtype, contenders, times).items():
+            if name in rows:
+                rows[name] |= shares
+        found["batches"][str(num_rows)] = rows
     return found
 
 
@@ -154,7 +160,8 @@ def _contenders(
     contenders.append(speed.by_twin("AR, our twin", twin, canvas))
     if has_hf:
         same = speed.llama_like(model, speed.PROMPT_TOKENS + n, device, dtype)
-        contenders.append(speed.by_transformers(HF_SAME, same, num_rows, n))
+        generates = speed.by_transformers(HF_SAME, same, num_rows, n)
+        contenders.append(replace(generates, asked=speed.asked_of_ar(num_rows, num_rows * n)))
     if options.hf is not None:
         name = f"AR, {Path(options.hf).name}"
         contenders.append(speed.by_transformers(name, given, num_rows, n))
@@ -196,6 +203,31 @@ def _figures(
     return rows
 
 
+def _limit_shares(
+    options: BenchSpeed,
+    device: torch.device,
+    dtype: torch.dtype,
+    contenders: list[Contender],
+    times: dict[str, Timing],
+) -> dict[str, dict[str, float]]:
+    """How much of everyone's time the device's limits explain; of models of the preset's size."""
+    from dataclasses import asdict
+
+    from diffurefill.train.speed import least_seconds
+
+    shares: dict[str, dict[str, float]] = {}
+    for c in contenders:
+        if c.asked is None:
+            continue
+        t, model = times[c.name], options.settings.model
+        least = least_seconds(model, device, dtype, num_passes=t.num_passes, **asdict(c.asked))
+        shares[c.name] = {
+            "flop_limit_share": round(least.by_flops / t.seconds, 4),
+            "read_limit_share": round(least.by_reads / t.seconds, 4),
+        }
+    return shares
+
+
 def _has_transformers() -> bool:
     from importlib.util import find_spec
 
@@ -210,9 +242,12 @@ def speed_table(figures: dict[str, Any], batch: str) -> Table:
         f"parameters, {figures['device']}, {figures['precision']}, {figures['threads']} threads"
         f"{', compiled blocks' if figures['compiled'] else ''}"
     )
-    table = Table(box=None, title=title)
+    table = Table(box=None, title=title, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
-    for column in ("passes", "tok/s", "tok/pass", "ms/pass", "bare ms", "ratio", "vs AR"):
+    for column in (
+        *("passes", "tok/s", "tok/pass", "ms", "bare", "ratio", "vs AR"),
+        *("FLOPs", "reads"),
+    ):
         table.add_column(column, justify="right")
     for name, row in figures["batches"][batch].items():
         table.add_row(
@@ -224,6 +259,10 @@ def speed_table(figures: dict[str, Any], batch: str) -> Table:
             *(
                 f"{row[key]:.2f}" if key in row else "-"
                 for key in ("ms_per_bare_forward", "pass_over_forward", "vs_ar_generate")
+            ),
+            *(
+                f"{row[key]:.0%}" if key in row else "-"
+                for key in ("flop_limit_share", "read_limit_share")
             ),
         )
     return table

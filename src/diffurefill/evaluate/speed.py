@@ -31,6 +31,16 @@ ONE_PER_PASS = (Stage(num_passes=0, tokens_per_pass=1, temperature=GREEDY),)
 EIGHT_PER_PASS = (Stage(num_passes=0, tokens_per_pass=8, temperature=GREEDY, commit_gap=2),)
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What the passes of one run must compute, all rows together."""
+
+    num_positions: int
+    num_logits: int
+    num_pairs: int
+    """(query, key) pairs."""
+
+
 @dataclass(frozen=True, eq=False)
 class Contender:
     """Something that writes `num_tokens` tokens (all rows together) whenever it is run."""
@@ -39,6 +49,8 @@ class Contender:
     run: Callable[[], int]
     """Writes once; returns the forward passes that took."""
     num_tokens: int
+    asked: Asked | None = None
+    """None where nobody counted."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,22 @@ class Recorded:
             for canvas, doc_ids, at in self.calls:
                 self.denoiser(canvas, doc_ids, at)
         return len(self.calls)
+
+    @property
+    def asked(self) -> Asked:
+        """Of rows without padding."""
+        shapes = [canvas.shape for canvas, _, _ in self.calls]
+        return Asked(
+            num_positions=sum(rows * length for rows, length in shapes),
+            num_logits=sum(_num_logits(canvas, at) for canvas, _, at in self.calls),
+            num_pairs=sum(rows * length**2 for rows, length in shapes),
+        )
+
+
+def _num_logits(canvas: Tensor, at: Tensor | None) -> int:
+    if at is None:
+        return canvas.numel()
+    return int(at.sum()) if at.dtype == torch.bool else len(at)
 
 
 def specials(vocab_size: int) -> Specials:
@@ -107,8 +135,9 @@ def by_diffusion(
         return done.num_forward_passes
 
     num_tokens = int(canvas.num_fillable.sum())
-    bare = Contender(f"{name}, forward passes alone", recorded.replay, num_tokens)
-    return Contender(name, run, num_tokens), bare
+    asked = recorded.asked
+    bare = Contender(f"{name}, forward passes alone", recorded.replay, num_tokens, asked)
+    return Contender(name, run, num_tokens, asked), bare
 
 
 def by_twin(name: str, twin: Denoiser, canvas: Canvas) -> Contender:
@@ -120,7 +149,14 @@ def by_twin(name: str, twin: Denoiser, canvas: Canvas) -> Contender:
         done = generate_left_to_right(twin, canvas, known, how, num_layers=layers, seeds=seeds)
         return done.num_forward_passes
 
-    return Contender(name, run, int(canvas.num_fillable.sum()))
+    num_tokens = int(canvas.num_fillable.sum())
+    return Contender(name, run, num_tokens, asked_of_ar(len(canvas.ids), num_tokens))
+
+
+def asked_of_ar(num_rows: int, num_tokens: int) -> Asked:
+    """With a cache: every position once, but for the token written last, which nobody reads."""
+    length = PROMPT_TOKENS + num_tokens // num_rows - 1
+    return Asked(num_rows * length, num_tokens, num_rows * length * (length + 1) // 2)
 
 
 def by_transformers(name: str, model: Any, num_rows: int, num_tokens: int) -> Contender:

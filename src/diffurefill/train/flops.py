@@ -167,6 +167,22 @@ def measured_peak(device: torch.device, dtype: torch.dtype, *, seconds: float = 
     return Peak(flops, f"measured {n} x {n} product, {kind}: {flops / 1e12:.3g} TFLOP/s")
 
 
+def measured_bandwidth(device: torch.device, *, seconds: float = 0.25) -> float:
+    """Bytes a second at which `device` reads what is too large for its caches: the best of repeated
+    sums. On a CPU in CPU seconds, as `measured_peak`."""
+    on_cpu = device.type == "cpu"
+    num_bytes, clock = (1 << 28, time.process_time) if on_cpu else (1 << 30, time.perf_counter)
+    read = torch.ones(num_bytes // 4, device=device)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        wait_for(device)
+        began = clock()
+        read.sum()
+        wait_for(device)
+        best = min(best, clock() - began)
+    return num_bytes * (torch.get_num_threads() if on_cpu else 1) / best
+
+
 def utilisation(flops_per_token: float, tokens_per_second: float, peak: Peak) -> float:
     """MFU in [0, 1] by whichever count of FLOPs is given."""
     return flops_per_token * tokens_per_second / peak.flops

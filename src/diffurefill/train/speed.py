@@ -9,16 +9,18 @@ from __future__ import annotations
 import functools
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from diffurefill.config import RunConfig
+from diffurefill.config import ModelConfig, RunConfig
 from diffurefill.data.packing import Rows
+from diffurefill.model.denoiser import num_parameters
 from diffurefill.runtime import training_dtype
 from diffurefill.train.flops import (
     Peak,
     device_peak,
+    measured_bandwidth,
     six_nd,
     step_flops,
     utilisation,
@@ -29,6 +31,7 @@ from diffurefill.train.timing import wait_for
 
 peak_of = functools.cache(device_peak)
 """The peak of a device in a dtype, measured once a process where no datasheet has it."""
+bandwidth_of = functools.cache(measured_bandwidth)
 
 
 @dataclass
@@ -73,6 +76,31 @@ def exact_flops_per_token(config: RunConfig, work: Work) -> float:
     return step_flops(config.model, **counts).per(work.tokens).training
 
 
+class LeastSeconds(NamedTuple):
+    """What forward passes cannot undercut on a device."""
+
+    by_flops: float
+    """With every product at the peak."""
+    by_reads: float
+    """With all weights read once a pass, as fast as the device reads memory."""
+
+
+def least_seconds(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    num_passes: int,
+    num_positions: int,
+    num_logits: int,
+    num_pairs: int,
+) -> LeastSeconds:
+    """Of `num_passes` passes over so many positions in all, logits at so many of them."""
+    work = step_flops(config, num_tokens=num_positions, num_masked=num_logits, num_pairs=num_pairs)
+    read = num_passes * num_parameters(config) * dtype.itemsize
+    return LeastSeconds(work.forward / peak_of(device, dtype).flops, read / bandwidth_of(device))
+
+
 @dataclass
 class StepClock:
     """Seconds spent in steps on `device`, without waiting for it in a step.
@@ -111,4 +139,14 @@ class StepClock:
             self._events.append(event)
 
 
-__all__ = ["Peak", "StepClock", "Work", "exact_flops_per_token", "peak_of", "speed_facts"]
+__all__ = [
+    "LeastSeconds",
+    "Peak",
+    "StepClock",
+    "Work",
+    "bandwidth_of",
+    "exact_flops_per_token",
+    "least_seconds",
+    "peak_of",
+    "speed_facts",
+]
