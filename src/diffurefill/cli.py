@@ -17,7 +17,7 @@ from typing import Any
 
 import tyro
 
-from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
+from diffurefill.commands.bench import BenchAttention, BenchCache, BenchOptimizer, BenchTrain
 from diffurefill.commands.card import Card
 from diffurefill.commands.collocations import Collocations
 from diffurefill.commands.common import say
@@ -65,6 +65,7 @@ COMMANDS: dict[str, type[Any]] = {
     "bench train": BenchTrain,
     "bench pilot": BenchPilot,
     "bench speed": BenchSpeed,
+    "bench cache": BenchCache,
     "bench attention": BenchAttention,
     "bench optimizer": BenchOptimizer,
 }

@@ -73,7 +73,7 @@ class Stage:
     refresh_every: int = 1
     """1: exact. n: only every n-th pass computes all positions; those between compute the open and
     the changed ones and see the others' keys and values as last computed (dKV-Cache's delay).
-    Approximate: measure it on your model first (`measure_cache`)."""
+    Approximate: measure it on your model first (`bench cache`)."""
 
     @property
     def refills(self) -> bool:

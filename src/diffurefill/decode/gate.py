@@ -60,6 +60,7 @@ def measure_cache(
     specials: Specials,
     *,
     seeds: Sequence[int],
+    block_length: int = 0,
     forbid_eos: bool = False,
 ) -> CacheQuality:
     """Decode `canvas` with `stages` as they are and with refresh_every 1, and compare."""
@@ -67,7 +68,7 @@ def measure_cache(
     results = [
         generate(
             denoiser, canvas, these, specials,
-            seeds=seeds, keep_trajectory=False, forbid_eos=forbid_eos,
+            seeds=seeds, block_length=block_length, keep_trajectory=False, forbid_eos=forbid_eos,
         )
         for these in (exact_stages, stages)
     ]  # fmt: skip
