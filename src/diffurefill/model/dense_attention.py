@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 SCORES_AT_ONCE = 1 << 19
 """Scores made at a time: 1 MB in bf16."""
-LONGEST = 1024
+LONGEST = 768
 """Positions of a row up to which the products pay: beyond, a head's scores outgrow the cache."""
 
 
@@ -67,8 +67,8 @@ def attend_by_products(
     B, H, T, K = q.shape
     out = q.new_empty(B, T, H, K).transpose(1, 2)
     for part, seen in _parts(q, mask, causal):
-        shares = _shares(*(_flat(x[part]) for x in (q, k)), seen)
-        out[part] = (shares @ _flat(v[part])).view(out[part].shape)
+        q_, k_, v_ = (_flat(x[part]) for x in (q, k, v))
+        out[part] = (_shares(q_, k_, seen) @ v_).view(out[part].shape)
     return out
 
 
@@ -78,7 +78,8 @@ def gradients_by_products(
     """Those of q, k and v (B, H, T, K), under `grad` of the result."""
     found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     for part, seen in _parts(q, mask, causal):
-        gradients = _gradients_of_some_heads(*(_flat(x[part]) for x in (grad, q, k, v)), seen)
+        grad_, q_, k_, v_ = (_flat(x[part]) for x in (grad, q, k, v))
+        gradients = _gradients_of_some_heads(grad_, q_, k_, v_, seen)
         for whole, x in zip(found, gradients, strict=True):
             whole[part] = x.view(whole[part].shape)
     return found

@@ -62,8 +62,8 @@ def _per_document(
         mask = None if causal else plan.mask(piece)
         inputs = read_q(piece), read_k(piece), value
         if by_products(value):
-            inputs = (x.contiguous() for x in inputs)
-            out.write(attend_by_products(*inputs, mask, causal=causal), piece)
+            qd, kd, vd = (x.contiguous() for x in inputs)
+            out.write(attend_by_products(qd, kd, vd, mask, causal=causal), piece)
             continue
         attended, log_sum = _attend(*inputs, 0.0, causal, attn_mask=mask)
         out.write(attended, piece)
