@@ -82,11 +82,13 @@ def speed_block(facts: dict[str, Any]) -> str:
         f"`{facts['command']}` (results/speed.json): {facts['parameters']:,} parameters, "
         f"{facts['num_tokens']} new tokens a row behind 32; {facts['device']}, "
         f"{facts['precision']}, {facts['threads']} threads; AR generate() is transformers with its "
-        "KV cache at the same size. Only written tokens are counted."
+        "KV cache at the same size. Only written tokens are counted. Behind: the share of the time "
+        "that the products would take at this device's peak, and reading all weights once a pass."
     )
     lines = [
-        "| batch | | passes | tokens/s | tokens a pass | ms a pass | over its forward | over AR |",
-        "| --- " * 8 + "|",
+        "| batch | | passes | tokens/s | tokens a pass | ms a pass | over its forward | over AR | "
+        "FLOPs | reads |",
+        "| --- " * 10 + "|",
     ]
     for batch, rows in facts["batches"].items():
         for name, row in rows.items():
@@ -94,7 +96,8 @@ def speed_block(facts: dict[str, Any]) -> str:
             shown = " | ".join(map(ratio, ratios))
             lines.append(
                 f"| {batch} | {name} | {row['num_passes']} | {row['tokens_per_second']:,.0f} | "
-                f"{row['tokens_per_forward']:g} | {row['ms_per_pass']:.2f} | {shown} |"
+                f"{row['tokens_per_forward']:g} | {row['ms_per_pass']:.2f} | {shown} | "
+                f"{share(row.get('flop_limit_share'))} | {share(row.get('read_limit_share'))} |"
             )
     return "\n".join([fill(intro, WIDTH), "", *lines])
 
@@ -105,15 +108,16 @@ def decode_block(facts: dict[str, Any]) -> str:
         f"`{facts['command']}` (results/decode.json): {facts['num_tokens']} tokens at batch 1, "
         f"{threads} thread{'s' * (threads > 1)}, {facts.get('basis', 'CPU seconds')}:",
         "",
-        "| size | a pass over its forward | over AR generate() | over our AR twin | over the plain "
-        "loop | tokens a pass | ms a pass |",
-        "| --- " * 7 + "|",
+        "| size | a pass over its forward | over AR generate() | the same at this CPU's peak | over "
+        "our AR twin | over the plain loop | tokens a pass | ms a pass |",
+        "| --- " * 8 + "|",
     ]
     rows = dict(facts["sizes"])
     rows |= {f"{name}, bfloat16": s for name, s in (facts["sizes_bfloat16"] or {}).items()}
     for name, size in rows.items():
         lines.append(
             f"| {name} | {size['pass_over_forward']:.2f} | {ratio(size['vs_ar_generate'])} | "
+            f"{ratio(size.get('vs_ar_generate_at_peak'))} | "
             f"{size['vs_ar_twin']:.2f} | {size['vs_plain_loop']:.2f} | "
             f"{size['tokens_per_forward']:g} | {size['ms_per_pass']:.1f} |"
         )
@@ -137,6 +141,10 @@ def faster_lines(rows: dict[str, dict[str, Any]]) -> list[str]:
         cells = [ratio(size[key]) for key in (*keys, "forward_vs_eager_compiled")]
         lines.append(f"| {name} | {size['positions_kept']:.0%} | {' | '.join(cells)} |")
     return lines
+
+
+def share(found: float | None) -> str:
+    return "-" if found is None else f"{found:.1%}"
 
 
 def ratio(found: float | None) -> str:
