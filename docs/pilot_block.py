@@ -108,8 +108,8 @@ def decode_block(facts: dict[str, Any]) -> str:
         f"`{facts['command']}` (results/decode.json): {facts['num_tokens']} tokens at batch 1, "
         f"{threads} thread{'s' * (threads > 1)}, {facts.get('basis', 'CPU seconds')}:",
         "",
-        "| size | a pass over its forward | over AR generate() | the same at this CPU's peak | over "
-        "our AR twin | over the plain loop | tokens a pass | ms a pass |",
+        "| size | a pass over its forward | over AR generate() | the same at this CPU's peak | "
+        "over our AR twin | over the plain loop | tokens a pass | ms a pass |",
         "| --- " * 8 + "|",
     ]
     rows = dict(facts["sizes"])
