@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
+from _other_process import steps_of
 from diffurefill.config import RunConfig
 
 MODES = {
@@ -18,12 +18,10 @@ MODES = {
 }
 
 
-@contextmanager
 def torchdiff_steps(
     python: str, config: RunConfig, threads: int
-) -> Iterator[dict[str, Callable[[], float]]]:
-    """Its steps, each returning its CPU seconds, in a process of `python` that waits while others
-    are timed."""
+) -> AbstractContextManager[dict[str, Callable[[], float]]]:
+    """Its steps in a process of `python`, which has slm388-torchdiff."""
     model = config.model
     shape = {
         **{n: getattr(model, n) for n in ("vocab_size", "width", "layers", "heads", "ffn_width")},
@@ -32,25 +30,7 @@ def torchdiff_steps(
         "threads": threads,
     }
     script = Path(__file__).with_name("_torchdiff_step.py")
-    command = [python, str(script), json.dumps(shape)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    assert process.stdout is not None
-
-    def ask(request: str) -> float:
-        print(request, file=process.stdin, flush=True)
-        answer = process.stdout.readline()
-        if not answer:
-            raise SystemExit(f"{python} failed on {request!r}: its message is above")
-        return float(answer)
-
-    if not process.stdout.readline():
-        raise SystemExit(f"{python} cannot run {script.name}: has it slm388-torchdiff?")
-    try:
-        yield {name: lambda request=request: ask(request) for name, request in MODES.items()}
-    finally:
-        process.stdin.close()
-        process.wait()
+    return steps_of([python, str(script), json.dumps(shape)], MODES)
 
 
 def default_mode_tokens(config: RunConfig) -> dict[str, int]:

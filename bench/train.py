@@ -3,8 +3,9 @@
     python bench/train.py [--quick] [--threads N] [--torchdiff-python PATH]
                                                           (or TORCHDIFF_PYTHON=PATH)
 
-One process, the same width, depth, vocabulary and batch, medians of interleaved repeats, in CPU
-seconds of the whole step: masks, forward, backward, clip, update. Ratios are theirs over ours.
+The same width, depth, vocabulary and batch, medians of interleaved repeats, in CPU seconds of the
+whole step: masks, forward, backward, clip, update. Ratios are theirs over ours. Theirs run in
+processes of their own, where glibc handles memory as it does by itself (see bench/allocator.py).
 
 ours              train.step.train_step with AdamW, in fp32; `ours_muon` with Muon; `_compiled`:
                   blocks compiled (not with --quick)
@@ -31,17 +32,16 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import nn
 
 from _common import report
-from _plain_model import PlainModel
+from _other_process import steps_of
 from _products import Products
 from _torchdiff import default_mode_tokens, torchdiff_steps
 from diffurefill.config import (
@@ -71,7 +71,7 @@ Step = Callable[[], float]
 DIFFERENCES = {
     "ours": "documents of a row do not see each other (3 a row); half of the tokens masked",
     "full_head": "rows are one document each; loss weighted by 1 / t over all positions; "
-    "projections of q, k, v, gate and up apart",
+    "projections of q, k, v, gate and up apart; freed memory goes back to the system",
     "torchdiff_plain": "rows are one document each; q and k normed; adaptive norms from a time "
     "embedding (more parameters); head on all positions; bf16 autocast, as its own step opens it "
     "on any device; `_fp32`: the same without autocast",
@@ -167,29 +167,6 @@ def timed(step: Callable[..., object]) -> Step:
     return run
 
 
-# --- the head on all positions -------------------------------------------------------------------
-
-
-def full_head_step(config: RunConfig, dtype: torch.dtype | None) -> Step:
-    torch.manual_seed(SEED)
-    model = PlainModel(config.model, config.data.row_length)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
-    ids, mask_id = torch.from_numpy(make_rows(config).ids), config.model.vocab_size - 1
-
-    def step() -> None:
-        t = torch.rand(len(ids), 1).clamp(min=1e-3).expand_as(ids)
-        is_masked = torch.rand(ids.shape) < t
-        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
-            logits = model(torch.where(is_masked, mask_id, ids))
-        ce = F.cross_entropy(logits[is_masked].float(), ids[is_masked], reduction="none")
-        (ce / t[is_masked]).sum().div(ids.numel()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return timed(step)
-
-
 # --- the products alone --------------------------------------------------------------------------
 
 
@@ -233,17 +210,22 @@ def matmul_step(config: RunConfig, dtype: torch.dtype) -> Step:
 # --- the figures ---------------------------------------------------------------------------------
 
 
+def full_head_steps(shape: str, threads: int) -> AbstractContextManager[dict[str, Step]]:
+    script = Path(__file__).with_name("_full_head_step.py")
+    command = [sys.executable, str(script), shape, str(threads)]
+    return steps_of(command, {"full_head": "fp32", "full_head_bf16": "bf16"})
+
+
 def measure(
-    config: RunConfig, repeats: int, python: str | None, threads: int, *, is_quick: bool
+    name: str, config: RunConfig, repeats: int, python: str | None, threads: int, *, is_quick: bool
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         steps = {
             **our_steps(config, is_quick=is_quick),
-            "full_head": full_head_step(config, None),
-            "full_head_bf16": full_head_step(config, torch.bfloat16),
             "matmul_floor": matmul_step(config, torch.float32),
             "matmul_floor_bf16": matmul_step(config, torch.bfloat16),
         }
+        steps |= stack.enter_context(full_head_steps(name, threads))
         if python:
             steps |= stack.enter_context(torchdiff_steps(python, config, threads))
         times: dict[str, list[float]] = {name: [] for name in steps}
@@ -337,7 +319,7 @@ def main() -> None:
         print(name, file=sys.stderr)
         python = arguments.torchdiff_python
         shapes[name] = measure(
-            config, repeats[name], python, arguments.threads, is_quick=arguments.quick
+            name, config, repeats[name], python, arguments.threads, is_quick=arguments.quick
         )
     keys = ("tokens_per_second", "vs_full_head", "vs_torchdiff_default", "vs_torchdiff_plain")
     top = {key: shapes["micro"][key] for key in (*keys, "over_matmul_floor", "precision")}
