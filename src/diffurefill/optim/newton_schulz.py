@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from diffurefill.runtime import has_bf16
+from diffurefill.runtime import cpu_has_amx, has_bf16
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Keller Jordan's: the steepest start, at the price of ending near 1 and not at it."""
@@ -83,25 +83,26 @@ def spectral_pays(shape: tuple[int, int], dtype: torch.dtype) -> bool:
     """Whether `orthogonalise_spectral` is the faster way for a large matrix of `shape` on CPU.
 
     In bf16 only where it is oblong, as the decomposition itself stays in fp32, and very oblong
-    where the CPU has bf16.
+    where the CPU has matrix units for bf16 (that number is reckoned, not measured).
     """
     if dtype == torch.bfloat16:
-        return max(shape) >= (6 if has_bf16(torch.device("cpu")) else 2) * min(shape)
+        return max(shape) >= (10 if cpu_has_amx() else 2) * min(shape)
     return dtype == torch.float32
 
 
 def orthogonalise_spectral(matrix: Tensor, iteration: Iteration = DEFAULT) -> Tensor:
     """`orthogonalise` of one `matrix` (rows, cols), to rounding.
 
-    The iteration's dtype is that of the products along the long side.
+    The iteration's dtype is that of the last product; rounded to bf16 before the decomposition, a
+    matrix that is nearly of low rank would lose its smaller half.
     """
-    x = matrix.to(iteration.dtype_on(matrix.device))
-    tall = x.shape[0] > x.shape[1]
+    dtype, tall = iteration.dtype_on(matrix.device), matrix.shape[0] > matrix.shape[1]
+    x = matrix.to(torch.promote_types(dtype, torch.float32))
     if tall:
         x = x.mT
     gram = x.new_empty(len(x), len(x))
     symmetric_product(x, x.mT, gram)
-    gram = gram.to(torch.promote_types(gram.dtype, torch.float32))
+    x = x.to(dtype)
     # The norm divides numbers here, and never the matrix: a pass over it saved.
     norm = gram.trace().sqrt().double() + iteration.eps
     if not norm.isfinite():  # LAPACK would raise; the caller's own check of the loss says more
