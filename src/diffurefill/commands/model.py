@@ -79,7 +79,7 @@ class _Writing:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights while they write. auto: float32 on a CPU, half of it on a GPU."""
     compile: bool = False
-    """Write with compiled blocks, up to a minute to compile: meant for GPUs, where nobody has run it
+    """Write with compiled blocks, up to a minute to compile: for GPUs, where nobody has run it
     yet; on a CPU passes take as long as without."""
     num_samples: int = 1
     """Texts to write of each prompt."""
