@@ -32,8 +32,8 @@ def knobs_block(facts: dict[str, Any]) -> str:
     """Ways of one denoiser to write, all beside *tuned*."""
     model = facts["models"]["diffusion"]
     intro = (
-        f"`{facts['command']}` (results/knobs.json): the same denoiser trained again, on another "
-        f"CPU (held-out CE {model['held_out_ce']:.2f}); the same {facts['num_prompts']} prompts, "
+        f"`{facts['command']}` (results/knobs.json): the same denoiser trained again (held-out "
+        f"CE {model['held_out_ce']:.2f}); the same {facts['num_prompts']} prompts, "
         f"seeds and judge."
     )
     lines = judged_lines(list(facts["arms"].values()), {"tuned": "against tuned"})
