@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,6 +170,14 @@ def test_arms_change_one_thing_each() -> None:
     cool = draft.temperature[1]
     assert arms["threshold"].stages[0].temperature == (cool, cool)
     assert arms["shared_draft"].stages[1].temperature == (draft.temperature[1],) * 2
+
+
+@pytest.mark.parametrize("change", [{"confidence": "shadow"}, {"refresh_every": 4}])
+def test_shadows_and_kept_keys_may_be_tuned_though_they_exclude_each_other(change: Any) -> None:
+    draft, refill = TUNED
+    arms = {arm.name: arm.stages for arm in pilot_arms((draft, replace(refill, **change)))}
+    assert ("kept" in arms) == (change != {"confidence": "shadow"})
+    assert arms["shadow"][1].refresh_every == 1
 
 
 def test_what_cannot_be_ablated_is_refused() -> None:

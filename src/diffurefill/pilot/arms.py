@@ -138,14 +138,16 @@ def _other_refills(draft: Stage, refill: Stage) -> list[Arm]:
     def arm(name: str, title: str, **change: Any) -> Arm:
         return _diffusion(name, title, draft, replace(refill, **change))
 
-    kept = [replace(stage, refresh_every=4) for stage in (draft, refill)]
-    return [
+    arms = [
         arm("regrouped", "confidence judged anew in groups", confidence="regrouped"),
-        arm("shadow", "confidence judged anew by shadows", confidence="shadow"),
+        arm("shadow", "confidence judged anew by shadows", confidence="shadow", refresh_every=1),
         arm("remask_cap", "no position back more than twice", remask_cap=2),
         arm("sure_above", "nothing above 0.9 back", sure_above=0.9),
-        _diffusion("kept", "keys and values kept for three passes of four", *kept),
     ]
+    if refill.confidence != "shadow":  # shadows want every position computed
+        kept = [replace(stage, refresh_every=4) for stage in (draft, refill)]
+        arms.append(_diffusion("kept", "keys and values kept for three passes of four", *kept))
+    return arms
 
 
 def _diffusion(name: str, title: str, *stages: Stage) -> Arm:
