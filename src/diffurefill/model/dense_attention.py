@@ -1,10 +1,10 @@
 """Attention over whole rows: torch's fused operator, or its products written out in bf16 on a CPU.
 
-There the fused operator leaves the units for bf16 products half unused: with its products written
-out attention takes two thirds of the time of its forward pass and half of that of its backward pass
-or less (bench/attention.py, `torch`). Scores are made some heads at a time, so that they stay in a
-core's cache, and again for the gradients: nothing of size T x T is kept. They are rounded to bf16,
-as everything between products is there. Shape letters as in denoiser.py.
+There the fused operator leaves the units for bf16 products half unused: it takes 1.7 to 3 times as
+long, forward and backward, on rows of up to 512 (bench/attention.py, `torch`). Scores are made some
+heads at a time, so that they stay in a core's cache, and again for the gradients: nothing of size
+T x T is kept. They are rounded to bf16, as everything between products is there
+(bench/precision.py says what that changes in training). Shape letters as in denoiser.py.
 """
 
 from __future__ import annotations
