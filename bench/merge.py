@@ -163,7 +163,7 @@ def run_child(way: str, folder: Path) -> None:
     # Should memory run out, this process is the one to end.
     Path("/proc/self/oom_score_adj").write_text("1000")
     merge, num_threads = WAYS[way]
-    set_threads(num_threads)
+    set_threads(num_threads, keeps_memory=False)
     began, before = time.perf_counter(), os.times()
     merge(folder)
     seconds, after = time.perf_counter() - began, os.times()

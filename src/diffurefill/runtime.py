@@ -63,15 +63,17 @@ def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
-def set_threads(num_threads: int | None) -> int:
+def set_threads(num_threads: int | None, *, keeps_memory: bool = True) -> int:
     """Limit torch to `num_threads` (None: leave it as it is); returns the number in force.
 
     Two processes on two cores want one thread each: spinning at every parallel region costs more
-    than the second thread brings. What begins to compute begins here, so memory is seen to as well.
+    than the second thread brings. What begins to compute begins here, so memory is seen to as well;
+    a merger, whose promise is to need little, does not keep what it frees.
     """
     import torch
 
-    _keep_freed_memory()
+    if keeps_memory:
+        _keep_freed_memory()
     if num_threads is not None:
         torch.set_num_threads(num_threads)
     return torch.get_num_threads()

@@ -88,7 +88,7 @@ def start_merger(
     on_event: Callable[[str, State], None] = lambda event, state: None,
 ) -> None:
     """Be the merger of the run at `uri` until killed, or until `generations` exist."""
-    set_threads(threads)
+    set_threads(threads, keeps_memory=False)
     with _cache() as cache:
         run = open_run(uri, Path(cache))
         guard = _guard(run) if guarded and run.config.fleet.guard_rows else None
