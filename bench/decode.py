@@ -5,7 +5,7 @@
 At batch 1, from random weights (speed hangs on shapes alone), in CPU seconds of one thread: medians
 of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64 tokens). With more
 threads in seconds by the clock, which a busy machine blurs, for CPU seconds add up what the threads
-share; `basis` says which. 12 draft and 8 refill passes, the card's settings. In fp32, as `generate`
+share; `basis` says which, and the result file is another one. 12 draft and 8 refill passes, the card's settings. In fp32, as `generate`
 writes on a CPU; and once more with everyone's weights in bfloat16, where this CPU multiplies those
 faster.
 
@@ -97,7 +97,8 @@ def main() -> None:
     figures |= {"basis": "seconds by the clock" if by_clock else "CPU seconds"}
     figures |= {"num_tokens": num_tokens, "repeats": repeats, "sizes": sizes}
     figures["sizes_bfloat16"] = measured.get(torch.bfloat16)
-    report("decode", figures, quick=options.quick)
+    name = f"decode_{options.threads}_threads" if by_clock else "decode"
+    report(name, figures, quick=options.quick)
 
 
 def multiplies_bfloat16_faster() -> bool:

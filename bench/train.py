@@ -9,14 +9,16 @@ processes of their own, where glibc handles memory as it does by itself (see ben
 
 ours              train.step.train_step with AdamW, in fp32; `ours_muon` with Muon; `_compiled`:
                   blocks compiled (not with --quick)
-full_head         a plain eager transformer with the head on all positions, as the usual trainers of
-                  masked diffusion compute it; fused AdamW, too
+full_head         a plain eager transformer with the head on all positions, as trainers in LLaDA's
+                  way compute it; fused AdamW, too
+full_head_dllm    transformers' Llama with the head and the cross-entropy on all positions, as dllm
+                  computes them; the same AdamW
 torchdiff_*       the published package slm388-torchdiff, if PATH is a Python that has it: its own
                   step in its default mode (against ours_muon: it has Muon there) and in its plain
                   one, in bf16 as it comes; `_fp32`: without its autocast
 matmul_floor      the products of our step alone, forward and backward, same shapes, no allocation
 
-`_bf16`: ours and full_head under bf16 autocast, the floor of bf16 products. The ratios are in the
+`_bf16`: ours and full heads under bf16 autocast, the floor of bf16 products. The ratios are in the
 precision that `train.precision = "auto"` takes on this CPU, theirs in it too; torchdiff's as it
 comes. `in_one_precision` has them in both.
 
@@ -67,11 +69,19 @@ CACHED_SCORES = 2**18
 """Scores that matmul_floor makes at a time: 1 MB."""
 Step = Callable[[], float]
 """Takes one step; returns its CPU seconds."""
+FULL_HEADS = {
+    "full_head": "llada fp32",
+    "full_head_bf16": "llada bf16",
+    "full_head_dllm": "dllm fp32",
+    "full_head_dllm_bf16": "dllm bf16",
+}
+"""What bench/_full_head_step.py is asked for."""
 
 DIFFERENCES = {
     "ours": "documents of a row do not see each other (3 a row); half of the tokens masked",
     "full_head": "rows are one document each; loss weighted by 1 / t over all positions; "
     "projections of q, k, v, gate and up apart; freed memory goes back to the system",
+    "full_head_dllm": "as full_head; the blocks are those of transformers",
     "torchdiff_plain": "rows are one document each; q and k normed; adaptive norms from a time "
     "embedding (more parameters); head on all positions; bf16 autocast, as its own step opens it "
     "on any device; `_fp32`: the same without autocast",
@@ -213,7 +223,7 @@ def matmul_step(config: RunConfig, dtype: torch.dtype) -> Step:
 def full_head_steps(shape: str, threads: int) -> AbstractContextManager[dict[str, Step]]:
     script = Path(__file__).with_name("_full_head_step.py")
     command = [sys.executable, str(script), shape, str(threads)]
-    return steps_of(command, {"full_head": "fp32", "full_head_bf16": "bf16"})
+    return steps_of(command, FULL_HEADS)
 
 
 def measure(
@@ -256,10 +266,14 @@ def figures(
     def ours(precision: str) -> dict[str, float | None]:
         return {
             "vs_full_head": over(f"full_head{precision}", f"ours{precision}"),
+            "vs_full_head_dllm": over(f"full_head_dllm{precision}", f"ours{precision}"),
             "over_matmul_floor": over(f"ours{precision}", f"matmul_floor{precision}"),
             # A step of nothing but its products could be no further ahead.
             "vs_full_head_at_most": over(f"full_head{precision}", f"matmul_floor{precision}"),
             "compiled_vs_full_head": over(f"full_head{precision}", f"ours_compiled{precision}"),
+            "compiled_vs_full_head_dllm": over(
+                f"full_head_dllm{precision}", f"ours_compiled{precision}"
+            ),
             "compiled_over_matmul_floor": over(
                 f"ours_compiled{precision}", f"matmul_floor{precision}"
             ),

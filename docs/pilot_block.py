@@ -104,8 +104,9 @@ def speed_block(facts: dict[str, Any]) -> str:
 
 def decode_block(facts: dict[str, Any]) -> str:
     threads = facts["machine"]["threads"]
+    file = f"decode_{threads}_threads" if threads > 1 else "decode"
     lines = [
-        f"`{facts['command']}` (results/decode.json): {facts['num_tokens']} tokens at batch 1, "
+        f"`{facts['command']}` (results/{file}.json): {facts['num_tokens']} tokens at batch 1, "
         f"{threads} thread{'s' * (threads > 1)}, {facts.get('basis', 'CPU seconds')}:",
         "",
         "| size | a pass over its forward | over AR generate() | the same at this CPU's peak | "

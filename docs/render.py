@@ -240,6 +240,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "train": train_block,
     "capacity": capacity_block,
     "decode": decode_block,
+    "decode_2_threads": decode_block,
     "speed": speed_block,
     "chaos": chaos_block,
     "codec": codec_block,

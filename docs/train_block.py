@@ -17,6 +17,8 @@ ROWS = {
     "matmul_floor_bf16": "our matrix products alone, bf16",
     "full_head": "full head, AdamW, fp32",
     "full_head_bf16": "full head, AdamW, bf16 autocast",
+    "full_head_dllm": "full head and loss as dllm, AdamW, fp32",
+    "full_head_dllm_bf16": "full head and loss as dllm, AdamW, bf16 autocast",
     "torchdiff_plain": "torchdiff plain, AdamW, bf16 as it comes",
     "torchdiff_plain_fp32": "torchdiff plain, AdamW, fp32",
     "torchdiff_default": "torchdiff default, Muon, bf16 as it comes",
@@ -63,9 +65,15 @@ def ratios(shape: dict[str, Any]) -> str:
 def one_precision(ratio: dict[str, Any]) -> str:
     found = (
         f"{ratio['vs_full_head']:.2f} times as fast as the full head (its products alone would be "
-        f"{ratio['vs_full_head_at_most']:.2f} times), {ratio['over_matmul_floor']:.2f} times the "
-        "time of its products"
+        f"{ratio['vs_full_head_at_most']:.2f} times) and {ratio['vs_full_head_dllm']:.2f} times as "
+        f"fast as dllm's way, {ratio['over_matmul_floor']:.2f} times the time of its products"
     )
+    if ratio["compiled_vs_full_head"]:
+        found += (
+            f"; with blocks compiled {ratio['compiled_vs_full_head']:.2f}, "
+            f"{ratio['compiled_vs_full_head_dllm']:.2f} and "
+            f"{ratio['compiled_over_matmul_floor']:.2f} times"
+        )
     default, plain = ratio["vs_torchdiff_default"], ratio["vs_torchdiff_plain"]
     if default and plain:
         found += (

@@ -182,6 +182,40 @@ def test_the_loops_operators_keep_torchs_rules():
     )
 
 
+def test_the_products_operators_keep_torchs_rules():
+    q, k, v = qkv(2, 6).bfloat16().requires_grad_()
+    mask = torch.rand(2, 1, 6, 6) > 0.5
+    for seen, causal in ((mask, False), (None, True)):
+        torch.library.opcheck(
+            torch.ops.diffurefill.attend_by_products.default,
+            (q, k, v, seen, causal),
+            test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+        )
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@CAUSAL
+def test_a_compiled_block_takes_the_products_in_bf16(causal):
+    doc_ids = CASES["a PAD tail"]
+    segments = segments_from_doc_ids(doc_ids, causal=causal, backend="sdpa", dtype=torch.bfloat16)
+    called = []
+
+    def count(graph, _):
+        called.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    def in_bf16(attend):
+        return result_and_gradients(
+            lambda q, k, v: attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), segments).float(),
+            doc_ids,
+        )
+
+    found = in_bf16(torch.compile(attention, backend=count, fullgraph=True))
+    assert torch.ops.diffurefill.attend_by_products.default in called
+    for compiled, eager in zip(found, in_bf16(attention), strict=True):
+        assert torch.equal(compiled, eager)
+
+
 # Dynamo itself looks at .grad of what it traces.
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_other_documents_do_not_compile_a_block_again():

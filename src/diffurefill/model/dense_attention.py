@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 SCORES_AT_ONCE = 1 << 19
 """Scores made at a time: 1 MB in bf16."""
@@ -31,41 +30,77 @@ def dense_attention(
     mask: (B, 1, T, T), as in Segments; every query sees a key.
     """
     if by_products(q):
-        return _DenseAttention.apply(q, k, v, mask, causal)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return _by_products(q, k, v, mask, causal)
+        return attend_by_products(q, k, v, mask, causal=causal)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
 
 
 def by_products(q: Tensor) -> bool:
     """Whether attention is better made by `attend_by_products` and `gradients_by_products`."""
-    slow = q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= LONGEST
-    return slow and not torch.compiler.is_compiling()
+    return q.device.type == "cpu" and q.dtype == torch.bfloat16 and q.shape[2] <= LONGEST
 
 
-class _DenseAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
-    ) -> Tensor:
-        ctx.save_for_backward(q, k, v, mask)
-        ctx.causal = causal
-        with torch.autocast("cpu", enabled=False):
-            return attend_by_products(q, k, v, mask, causal=causal)
+# Operators of ours, so that torch.compile takes them as they are. The schemas are written out:
+# older versions of torch do not read postponed annotations.
+@torch.library.custom_op(
+    "diffurefill::attend_by_products",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal) -> Tensor",
+)
+def _by_products(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    return attend_by_products(q, k, v, mask, causal=causal)
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore[bad-override]
-        q, k, v, mask = ctx.saved_tensors
-        with torch.autocast("cpu", enabled=False):
-            found = gradients_by_products(grad_outputs[0], q, k, v, mask, causal=ctx.causal)
-        return (*found, None, None)
+
+@_by_products.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+    return heads_beside(q)
+
+
+@torch.library.custom_op(
+    "diffurefill::attend_by_products_backward",
+    mutates_args=(),
+    device_types="cpu",
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? mask, bool causal)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _by_products_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return gradients_by_products(grad, q, k, v, mask, causal=causal)
+
+
+@_by_products_backward.register_fake
+def _(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    return heads_beside(q), heads_beside(k), heads_beside(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *saved, ctx.causal = inputs
+    ctx.save_for_backward(*saved)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    return (*_by_products_backward(grad, *ctx.saved_tensors, ctx.causal), None, None)
+
+
+_by_products.register_autograd(_backward, setup_context=_save)
+
+
+def heads_beside(q: Tensor) -> Tensor:
+    """Room for a (B, H, T, K), heads side by side in memory."""
+    B, H, T, K = q.shape
+    return q.new_empty(B, T, H, K).transpose(1, 2)
 
 
 def attend_by_products(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K); heads side by side in memory."""
-    B, H, T, K = q.shape
-    out = q.new_empty(B, T, H, K).transpose(1, 2)
+    """softmax(q k^T / sqrt(K) + mask) v, (B, H, T, K)."""
+    out = heads_beside(q)
     for part, seen in _parts(q, mask, causal):
         q_, k_, v_ = (_flat(x[part]) for x in (q, k, v))
         out[part] = (_shares(q_, k_, seen) @ v_).view(out[part].shape)
@@ -76,7 +111,7 @@ def gradients_by_products(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Those of q, k and v (B, H, T, K), under `grad` of the result."""
-    found = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    found = heads_beside(q), heads_beside(k), heads_beside(v)
     for part, seen in _parts(q, mask, causal):
         grad_, q_, k_, v_ = (_flat(x[part]) for x in (grad, q, k, v))
         gradients = _gradients_of_some_heads(grad_, q_, k_, v_, seen)
