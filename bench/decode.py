@@ -5,9 +5,9 @@
 At batch 1, from random weights (speed hangs on shapes alone), in CPU seconds of one thread: medians
 of interleaved repeats (full: 5 at 2.5M and stand-38m; --quick: 2 at 2.5M, 64 tokens). With more
 threads in seconds by the clock, which a busy machine blurs, for CPU seconds add up what the threads
-share; `basis` says which, and the result file is another one. 12 draft and 8 refill passes, the card's settings. In fp32, as `generate`
-writes on a CPU; and once more with everyone's weights in bfloat16, where this CPU multiplies those
-faster.
+share; `basis` says which, and the result file is another one. 12 draft and 8 refill passes, the
+card's settings. In fp32, as `generate` writes on a CPU; and once more with everyone's weights in
+bfloat16, where this CPU multiplies those faster.
 
 `pass_over_forward`: our decoder over its forward passes alone (the same rows, the head at the same
 positions): what sampling, ordering and bookkeeping cost; 1.15 was aimed for.
