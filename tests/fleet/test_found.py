@@ -7,13 +7,16 @@ import torch
 
 from diffurefill.cli import main
 from diffurefill.config import UserError
+from diffurefill.fleet import found
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
 from diffurefill.fleet.probing import models_at
+from diffurefill.fleet.run import Run, Snapshot
+from diffurefill.fleet.weights import Weights
 from diffurefill.store.base import MAIN
 from diffurefill.store.folder import FolderStore
 from diffurefill.train.checkpoint import load_weights
-from tests.release.runs import run_config, tiny_run
+from tests.release.runs import publish_another, run_config, tiny_run
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,9 @@ def published(work: Path, gen: int) -> dict[str, torch.Tensor]:
 
 
 def assert_weights(where: str, kind: str | None, expected: dict[str, torch.Tensor]) -> None:
-    found = load(where, kind).denoiser.state_dict()
+    loaded = load(where, kind).denoiser.state_dict()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name].cpu(), tensor, rtol=0, atol=1e-6)
+        torch.testing.assert_close(loaded[name].cpu(), tensor, rtol=0, atol=1e-6)
 
 
 def mean(work: Path, *gens: int) -> dict[str, torch.Tensor]:
@@ -77,6 +80,24 @@ def test_weights_that_a_run_does_not_have(run: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no SWA is kept; fleet\.swa_from_step"):
         load(bare, "swa")
     assert [m.name.split(",")[0] for m in models_at(bare)] == ["global"]
+
+
+def test_a_generation_that_is_published_meanwhile_is_not_mixed_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, fetch = tiny_run(tmp_path), found.weights_of
+
+    def while_the_fleet_works(run: Run, now: Snapshot, kind: str | None) -> Weights:
+        fetched = fetch(run, now, kind)
+        if kind == "global":
+            publish_another(tmp_path, now.state.gen + 1)
+        return fetched
+
+    monkeypatch.setattr(found, "weights_of", while_the_fleet_works)
+    names = [model.name for model in models_at(where)]
+    assert len(names) == 3
+    assert all("generation 4" in name for name in names)
+    assert load(where, "global").name == "global, generation 5"
 
 
 def test_several_kinds_are_asked_for_by_the_names_that_one_is(run: str, work: Path) -> None:

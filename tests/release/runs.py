@@ -12,7 +12,7 @@ from diffurefill.fleet import records
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.create import create_run
 from diffurefill.fleet.records import Average, Fold, Saved, State
-from diffurefill.store.base import MAIN, Change, Store, dump_json, open_store
+from diffurefill.store.base import MAIN, Change, Store, dump_json, open_store, read_json
 from diffurefill.train.checkpoint import load_weights, save_weights
 from tests.tiny import tiny_config, write_corpus
 
@@ -34,6 +34,16 @@ def tiny_run(folder: Path, *, averages: bool = True, uri: str | None = None) -> 
         base, weights = weights, _stepped(weights, gen)
         state = _published(store, state, base, weights, averages)
     return address
+
+
+def publish_another(folder: Path, gen: int) -> None:
+    """Generation `gen`, the next one, of the run that `tiny_run` has made in `folder`."""
+    store = open_store(str(folder / "run"))
+    version = store.head(MAIN)
+    assert version is not None
+    state = records.state_from_json(read_json(store, version, records.STATE))
+    base = folder / "work" / f"global-{gen - 1}.safetensors"
+    _published(store, state, base, _stepped(base, gen), True)
 
 
 def run_config(folder: Path) -> RunConfig:

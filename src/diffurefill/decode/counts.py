@@ -61,11 +61,8 @@ def masked_after(stage: Stage, k: int, num_fillable: Numbers, masked: Counts) ->
         return Counts.exactly(np.zeros_like(num_fillable))
     if stage.is_adaptive:
         return Counts(np.zeros_like(num_fillable), np.maximum(masked.high - 1, 0))
-
-    kept, least = (
-        each(num_fillable, partial(schedule.kept, stage, k)),
-        schedule.least_accepted(stage),
-    )
+    kept = each(num_fillable, partial(schedule.kept, stage, k))
+    least = schedule.least_accepted(stage)
 
     def left(number: Numbers, takeable: Numbers) -> Numbers:
         return number - np.minimum(np.maximum(number - kept, least), takeable)

@@ -27,7 +27,7 @@ from diffurefill.config import RunConfig, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.fleet import exported, records
 from diffurefill.fleet.alone import is_train_folder
-from diffurefill.fleet.run import Run, open_run
+from diffurefill.fleet.run import Run, Snapshot, open_run
 from diffurefill.fleet.weights import KINDS, NotThere, describe, require_known, weights_of
 from diffurefill.train.checkpoint import newest_weights
 
@@ -76,16 +76,10 @@ def find_each(where: str, kinds: Sequence[str], cache: Path) -> list[Found]:
     place = locate(where, cache)
     if not isinstance(place, Run):
         return [place]
-    found: list[Found] = []
-    missing: list[NotThere] = []
-    for kind in kinds:
-        try:
-            found.append(found_in_run(place, kind))
-        except NotThere as error:
-            missing.append(error)
+    found, missing = each_in_run(place, place.snapshot(), kinds)
     if not found:
-        raise missing[0]
-    return found
+        raise next(iter(missing.values()))
+    return list(found.values())
 
 
 def locate(where: str, cache: Path) -> Run | Found:
@@ -107,8 +101,24 @@ def locate(where: str, cache: Path) -> Run | Found:
     return found_exported(fetched, where)
 
 
-def found_in_run(run: Run, kind: str | None) -> Found:
-    now = run.snapshot()
+def each_in_run(
+    run: Run, now: Snapshot, kinds: Sequence[str]
+) -> tuple[dict[str, Found], dict[str, NotThere]]:
+    """By kind those that `now` has, and why not the others. All at once: a fleet goes on, and what
+    is compared must be of one generation."""
+    found: dict[str, Found] = {}
+    missing: dict[str, NotThere] = {}
+    for kind in kinds:
+        try:
+            found[kind] = found_in_run(run, kind, now)
+        except NotThere as error:
+            missing[kind] = error
+    return found, missing
+
+
+def found_in_run(run: Run, kind: str | None, now: Snapshot | None = None) -> Found:
+    """The run's weights of that kind as `now` shows them, by default the newest."""
+    now = now or run.snapshot()
     weights, state = weights_of(run, now, kind), now.state
     provenance: dict[str, Any] = {
         "run_id": state.run_id,

@@ -16,11 +16,10 @@ from typing import Any
 from diffurefill.config import HELD_OUT
 from diffurefill.evaluate.scores import Scores, differences
 from diffurefill.evaluate.statistics import Interval
-from diffurefill.fleet.found import found_in_run
+from diffurefill.fleet.found import each_in_run
 from diffurefill.fleet.loading import build
 from diffurefill.fleet.probing import Asked, score_model
 from diffurefill.fleet.run import Run
-from diffurefill.fleet.weights import NotThere
 from diffurefill.store.base import sha256_file
 
 LAST = (3, 5)
@@ -92,22 +91,19 @@ def pick_weights(
     asked: Asked | None = None,
 ) -> Picked:
     """Score every kind of weights that the run has now, one model at a time in memory."""
-    state = run.snapshot().state
-    candidates, missing = [], {}
-    for kind in ("global", "ema", "swa", *(f"last-{k}" for k in last)):
-        try:
-            found = found_in_run(run, kind)
-        except NotThere as error:
-            # The result is for everyone to read: it does not say where the run lies.
-            missing[kind] = str(error).removeprefix(f"{run.store.uri}: ")
-            continue
+    kinds = ("global", "ema", "swa", *(f"last-{k}" for k in last))
+    now, candidates = run.snapshot(), []
+    there, not_there = each_in_run(run, now, kinds)
+    # The result is for everyone to read: it does not say where the run lies.
+    missing = {k: str(why).removeprefix(f"{run.store.uri}: ") for k, why in not_there.items()}
+    for kind, found in there.items():
         scores = score_model(build(found), found.name, asked or Asked())
         candidates.append(Candidate(kind, sha256_file(found.weights).sha256, scores))
         report(f"probed {found.name}")
     candidates.sort(key=lambda c: c.scores.sets[HELD_OUT].mean)
     kind = choose(candidates)
     leader = candidates[0].kind
-    return Picked(state.run_id, state.gen, kind, leader, tuple(candidates), missing)
+    return Picked(now.state.run_id, now.state.gen, kind, leader, tuple(candidates), missing)
 
 
 def choose(candidates: Sequence[Candidate]) -> str:
