@@ -51,7 +51,8 @@ def test_a_cost_that_cannot_be_ruled_out_is_refused(
 @pytest.mark.parametrize(
     ("which", "flags", "message"),
     [
-        ("two", ["--refresh-every", "1"], "--refresh-every 2"),
+        ("two", ["--refresh-every", "1"], "--refresh-every must be at least 2"),
+        ("two", ["--prompts", "1"], "--prompts and"),
         ("causal", [], "keeps its past exactly"),
         ("two", ["--num-tokens", "200"], "the context holds 32"),
     ],

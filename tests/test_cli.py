@@ -155,6 +155,49 @@ def test_a_full_disk_is_a_clear_error(
     assert "free some space" in expect_mistake(capsys, "doctor")
 
 
+def test_what_forbids_a_file_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    for number, way_out in ((errno.EACCES, "another place"), (errno.EFBIG, "ulimit")):
+
+        def refused(self: cli.Doctor, number: int = number) -> int:
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(cli.Doctor, "run", refused)
+        assert way_out in expect_mistake(capsys, "doctor")
+
+
+def test_a_command_without_a_preset_takes_its_own() -> None:
+    from diffurefill.config import load_preset
+
+    for name in ("bench speed", "train", "bench train"):
+        words = [*name.split(), *(["folder"] if name == "train" else [])]
+        command = cli.parse(words)
+        assert command.settings == load_preset(command.preset)
+    assert cli.parse(["bench", "speed"]).preset == "stand-38m"
+
+
+def test_of_two_presets_the_last_counts() -> None:
+    from diffurefill.config import load_preset
+
+    command = cli.parse(["bench", "train", "--preset", "demo", "--preset=stand-micro"])
+    assert command.preset == "stand-micro"
+    assert command.settings == load_preset("stand-micro")
+
+
+def test_a_terminal_that_lacks_a_character_shows_another() -> None:
+    code = "from diffurefill import cli; cli.main = lambda: print('\\u2713 done'); cli.entry()"
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, check=False
+    )
+    assert done.stdout == b"? done\n"
+    assert done.returncode == 0
+
+
 def test_an_interrupt_has_its_own_exit_code(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,18 @@ def test_json_has_the_figures_and_they_agree(
         assert (HF_SAME in rows) != found["without_transformers"]
 
 
+def test_what_cannot_be_done_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "diffurefill.commands.speed.bench_speed", lambda *_: pytest.fail("measured")
+    )
+    with pytest.raises(UserError, match="make it first"):
+        BenchSpeed(settings=SMALL, out=tmp_path / "none" / "x.json").run()
+    with pytest.raises(UserError, match="--warmups at least 0"):
+        BenchSpeed(settings=SMALL, warmups=-1).run()
+
+
 def test_the_limits_are_those_of_what_is_asked(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import os
 import signal
 import sys
@@ -70,6 +71,15 @@ COMMANDS: dict[str, type[Any]] = {
     "bench optimizer": BenchOptimizer,
 }
 """A command of two words belongs to the group that the first one names."""
+WAYS_OUT = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "the system allows no larger file (ulimit -f): raise that limit",
+    errno.EROFS: "name another place",
+    errno.EACCES: "name another place, or allow it",
+    errno.ENAMETOOLONG: "give it a shorter name",
+}
+"""What to do where a file cannot be written."""
 
 
 def parse(argv: Sequence[str]) -> Any:
@@ -79,9 +89,11 @@ def parse(argv: Sequence[str]) -> Any:
     if hasattr(command, "from_arguments"):  # another program's flags, not ours to read
         return command.from_arguments(rest)
     prog = f"diffurefill {name}"
-    if "settings" not in command.__dataclass_fields__:
+    fields = command.__dataclass_fields__
+    if "settings" not in fields:
         return tyro.cli(command, args=rest, prog=prog)
-    base = load_preset(_option(rest, "--preset") or "demo")
+    usual = fields["preset"].default if "preset" in fields else None
+    base = load_preset(_option(rest, "--preset") or usual or "demo")
     path = _option(rest, "--config")
     required = {
         f.name: tyro.MISSING
@@ -93,13 +105,14 @@ def parse(argv: Sequence[str]) -> Any:
 
 
 def _option(argv: Sequence[str], flag: str) -> str | None:
-    """The value of `flag`, read before the full parser exists: it sets that parser's defaults."""
+    """The last value of `flag`, read before the full parser exists: it sets that one's defaults."""
+    value = None
     for i, word in enumerate(argv):
         if word == flag and i + 1 < len(argv):
-            return argv[i + 1]
-        if word.startswith(f"{flag}="):
-            return word.partition("=")[2]
-    return None
+            value = argv[i + 1]
+        elif word.startswith(f"{flag}="):
+            value = word.partition("=")[2]
+    return value
 
 
 def _command_name(argv: Sequence[str]) -> str:
@@ -146,9 +159,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StoreError as error:
         return _fail(f"the store could not be used: {error}; start again, nothing is lost", 1)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.errno not in WAYS_OUT:
             raise
-        return _fail(f"cannot write {error.filename}: {error.strerror}; free some space", 2)
+        file = error.filename or "a file"
+        return _fail(f"cannot write {file}: {error.strerror}; {WAYS_OUT[error.errno]}", 2)
     except KeyboardInterrupt:
         seconds = time.monotonic() - started
         return _fail(f"interrupted after {seconds:.0f} s; start it again to go on", 130)
@@ -163,6 +177,9 @@ def entry() -> None:
     # A notebook or scheduler that ends a process sends SIGTERM: leave as for Ctrl-C, so that
     # temporary files go and the demo ends the processes it started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # A terminal or pipe may not know every character that a model writes.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = main()
     except BrokenPipeError:

@@ -17,6 +17,8 @@ import numpy as np
 from diffurefill.toml import UserError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
 
@@ -226,6 +228,21 @@ def without_folders(word: str) -> str:
     if rest.startswith(("/", "./", "../", "~")):
         rest = rest.rstrip("/").rpartition("/")[2]
     return f"{prefix}{colon}{rest}"
+
+
+def require_writable(path: Path) -> None:
+    """UserError now, before long work, where the file `path` could not be written after it."""
+    if os.path.isdir(path):
+        raise UserError(f"{path} is a folder: give the name of a file in it")
+    if not os.path.isdir(path.parent):
+        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
+    is_new = not os.path.exists(path)
+    try:
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
 
 
 def provenance(command: str) -> dict[str, Any]:

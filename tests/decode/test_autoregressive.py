@@ -122,6 +122,18 @@ def test_every_pass_is_shown(model: Denoiser) -> None:
     assert torch.equal(seen[-1].ids, done.ids)
 
 
+def test_what_stands_behind_an_end_is_no_token_that_was_drawn(model: Denoiser) -> None:
+    canvas = continuation([[5]], 6, specials(), max_tokens=16)
+    seen: list[Pass] = []
+    generate_left_to_right(
+        model, canvas, specials(), LeftToRight(forbid_eos=True), num_layers=LAYERS, seeds=[0],
+        stop=lambda ids: len(ids) == 2, on_pass=seen.append,
+    )  # fmt: skip
+    assert [p.accepted[0].nonzero().flatten().tolist() for p in seen] == [[2], [3]]
+    ended = [None if p.ended is None else p.ended[0].nonzero().flatten().tolist() for p in seen]
+    assert ended == [[], [4, 5, 6, 7]]
+
+
 @settings(max_examples=25, deadline=None)
 @given(prompts=prompts, seed=st.integers(0, 99))
 def test_a_rule_ends_rows_and_changes_nothing_before(

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from diffurefill.config import UserError
 from diffurefill.evaluate.statistics import (
     bootstrap_mean,
-    holm,
     mcnemar,
     paired_difference,
     pooled_items,
@@ -80,12 +79,6 @@ def test_mcnemar_of_many_items_stays_in_range() -> None:
     assert mcnemar(a[1000:9000], b[1000:9000]).p_value < 1e-20
     even = mcnemar([1] * 3000 + [0] * 2990, [0] * 3000 + [1] * 2990)
     assert 0.8 < even.p_value <= 1.0
-
-
-def test_holm_keeps_the_order_and_never_lets_a_weaker_one_pass_first() -> None:
-    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
-    assert holm([0.9, 0.5]) == [1.0, 1.0]
-    assert holm([]) == []
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,29 @@ def test_many_prompts_of_different_lengths_are_written_as_each_alone(
     assert [text.text for text in found] == [text.text for text in alone]
 
 
+def test_many_samples_of_a_gap_are_written_in_batches_as_each_alone(
+    trained: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, text = load(trained), "the[MASK*4] dog"
+    monkeypatch.setattr(batches, "MAX_LOGITS", 40 * model.specials.vocab_size)
+    sizes: list[int] = []
+    fill = model.fill
+    monkeypatch.setattr(
+        model, "fill", lambda canvas, **how: sizes.append(len(canvas.ids)) or fill(canvas, **how)
+    )
+    found = model.write_gaps(text, num_samples=8, seed=5)
+    assert sum(sizes) == 8
+    assert len(sizes) > 1
+    assert [t.ids for t in found] == [model.write_gaps(text, seed=5 + i)[0].ids for i in range(8)]
+
+
+def test_passes_are_kept_for_those_who_look_at_them(trained: str) -> None:
+    model = load(trained)
+    canvas = model.gaps("the[MASK*4] dog")
+    assert model.fill(canvas).trajectory == []
+    assert len(model.fill(canvas, keep_trajectory=True).trajectory) > 1
+
+
 def test_a_stop_text_ends_the_text_before_it(trained: str) -> None:
     model = load(trained)
     (whole,) = model.write(["the quick"], 20, seed=3, min_tokens=20)
@@ -222,6 +245,25 @@ def test_wishes_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         load(trained).write(["the"], 8, **wishes)
+
+
+def test_what_is_no_list_of_sound_texts_is_refused(trained: str) -> None:
+    model = load(trained)
+    for prompts, wishes in (("the", {}), (["the"], {"stop": "qu"})):
+        with pytest.raises(UserError, match="is one text: give a list"):
+            model.write(prompts, 8, **wishes)
+    for ask in (
+        lambda bad: model.write([bad], 8),
+        lambda bad: model.write(["the"], 8, suffix=bad),
+        lambda bad: model.infill(f"{bad}[MASK*2]"),
+    ):
+        with pytest.raises(UserError, match="not UTF-8"):
+            ask("a\udcff")
+    with pytest.raises(UserError, match="num_tokens is -5"):
+        model.write(["the"], -5)
+    for ask in (lambda: model.write(["the"], 10**12), lambda: model.infill(f"a[MASK*{10**12}]")):
+        with pytest.raises(UserError, match="the context holds 32"):
+            ask()
 
 
 def test_the_log_holds_losses_and_probes(trained: str) -> None:

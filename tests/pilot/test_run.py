@@ -101,6 +101,24 @@ def test_an_interrupted_run_goes_on_and_the_same_arm_is_written_once(
     assert made == ["tuned", "ar", "draft", "tuned"]
 
 
+def test_one_prompt_is_enough(
+    trained: tuple[RunConfig, tuple[str, str]], judge: type[CountingJudge], tmp_path: Path
+) -> None:
+    one = replace(PLAN, num_prompts=1, arms=("real", "tuned"))
+    found = run_pilot(tmp_path, trained[1], one, "/somewhere/a judge", quiet)
+    assert [len(examples) for examples in found["examples"].values()] == [1, 1]
+    assert found["judge"] == "a judge"
+
+
+def test_a_judge_that_is_missing_is_told_before_much_is_written(
+    trained: tuple[RunConfig, tuple[str, str]], tmp_path: Path
+) -> None:
+    some = replace(PLAN, arms=("draft", "tuned"))
+    with pytest.raises(UserError):
+        run_pilot(tmp_path, trained[1], some, str(tmp_path / "no judge"), quiet)
+    assert [path.stem for path in (tmp_path / "arms").iterdir()] == ["draft"]
+
+
 def test_the_batch_changes_no_text(
     trained: tuple[RunConfig, tuple[str, str]], judge: type[CountingJudge], tmp_path: Path
 ) -> None:

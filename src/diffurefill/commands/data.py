@@ -69,7 +69,10 @@ class Preview:
 
         from diffurefill.commands.preview import show_rows
         from diffurefill.commands.rows import corrupted_rows
+        from diffurefill.runtime import require_writable
 
+        if self.html is not None:
+            require_writable(self.html)
         rows, corrupted, tokenizer = corrupted_rows(
             resolved(self.settings, self.data, quietly=True), self.slot, self.step, self.rows
         )

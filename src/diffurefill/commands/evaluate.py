@@ -71,8 +71,10 @@ class Evaluate:
         from rich.console import Console
 
         from diffurefill.evaluate.harness.table import accuracy_table, pair_table
-        from diffurefill.runtime import set_threads
+        from diffurefill.runtime import require_writable, set_threads
 
+        if self.out is not None:
+            require_writable(self.out)
         set_threads(self.threads)
         record = evaluate(self)
         if self.out is not None:

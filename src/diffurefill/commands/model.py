@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,12 +123,15 @@ class _Writing:
 
     def tell(self, prompts: Sequence[str], texts: Sequence[Any], tokenizer: Any) -> None:
         """`texts` (WrittenText), `num_samples` of each prompt in turn."""
+        from diffurefill.decode.view.frames import printable
+
         for i, text in enumerate(texts):
             if self.json:
                 prompt = prompts[i // self.num_samples]
                 say(json.dumps(as_plain(prompt, self.seed + i, text), ensure_ascii=False))
                 continue
-            say(text.text)
+            # No token may steer a terminal; a file or program gets the text as it is.
+            say(printable(text.text) if sys.stdout.isatty() else text.text)
             if self.show_confidence:
                 say(f"  {percents(text, tokenizer)}")
 
@@ -164,7 +168,7 @@ class Generate(_Writing):
     suffix: str = ""
     """Text that stands behind what is written."""
     min_tokens: int = 0
-    """The text does not end before so many tokens."""
+    """No end of text among the first so many tokens; a stop text may end it sooner."""
     stop: Annotated[tuple[str, ...], UseAppendAction] = ()
     """A text ends before this; give it several times for several."""
 

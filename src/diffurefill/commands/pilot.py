@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -60,17 +60,32 @@ class BenchPilot:
 
         from diffurefill.evaluate.judge import require_transformers
         from diffurefill.evaluate.judged import judged_table
+        from diffurefill.pilot.arms import choose_arms, pilot_arms
         from diffurefill.pilot.run import Plan, run_pilot, train_pair
-        from diffurefill.runtime import provenance, set_threads
+        from diffurefill.runtime import provenance, require_writable, set_threads
 
         if self.ar is not None and self.diffusion is None:
             raise UserError("give --diffusion beside --ar, or neither to train them here")
         if min(self.prompts, self.prompt_tokens, self.num_tokens, self.batch_rows) < 1:
             raise UserError("--prompts, --prompt-tokens, --num-tokens, --batch-rows: at least 1")
         require_transformers("the pilot's judge")
+        if self.out is not None:
+            require_writable(self.out)
+        tuned = load_preset(self.decode).decode
+        if tuned.block_length > 0:
+            raise UserError(f"{self.decode} writes block by block, the pilot a text as a whole")
+        # Before a pair is trained or a text written: what could be refused only then.
+        trains = self.diffusion is None
+        choose_arms(pilot_arms(tuned.stages), self.arms, has_twin=trains or self.ar is not None)
+        longest = self.prompt_tokens + self.num_tokens + 1
+        if trains and longest > self.settings.data.row_length:
+            raise UserError(
+                f"BOS, --prompt-tokens and --num-tokens make {longest}, data.row_length is "
+                f"{self.settings.data.row_length}: ask for fewer, or train on longer rows"
+            )
         set_threads(self.threads)
         plan = Plan(
-            tuned=load_preset(self.decode).decode.stages,
+            tuned=tuned.stages,
             arms=self.arms,
             num_prompts=self.prompts,
             skip_prompts=self.skip_prompts,
@@ -86,14 +101,24 @@ class BenchPilot:
         else:
             places = (self.diffusion, self.ar)
         found = run_pilot(self.folder, places, plan, self.judge, say)
-        # Without the folders: a result file names no paths of a machine.
-        words = ["diffurefill bench pilot --judge", found["judge"], "--decode", self.decode]
-        words += ["--arms", *self.arms] if self.arms else []
-        record = {**found, "decode": self.decode, **provenance(" ".join(words))}
+        record = {**found, "decode": self.decode, **provenance(self._command())}
         out = self.out or self.folder / "pilot.json"
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps(record) + "\n", "utf-8")
         title = f"{found['num_prompts']} prompts, {self.num_tokens} tokens; judge {found['judge']}"
         Console().print(judged_table(title, list(found["arms"].values())))
         say(f"saved in {out}")
         return 0
+
+    def _command(self) -> str:
+        """What was asked for beyond the usual. Where files lie is left out, and the models, which
+        the result tells by their digests."""
+        words = [f"diffurefill bench pilot --judge {self.judge} --decode {self.decode}"]
+        told = ("folder", "diffusion", "ar", "config", "data", "judge", "decode", "out", "settings")
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if option.name not in told and value != option.default:
+                shown = " ".join(value) if isinstance(value, tuple) else value
+                words.append(f"--{option.name.replace('_', '-')} {shown}")
+        if self.settings.seed != RunConfig().seed:
+            words.append(f"--seed {self.settings.seed}")
+        return " ".join(words)

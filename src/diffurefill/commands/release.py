@@ -29,6 +29,9 @@ class Pick:
     def run(self) -> int:
         import json
 
+        from diffurefill.runtime import require_writable
+
+        require_writable(self.out)
         picked = _pick(self.store, self.last, self.probe, self.facts)
         record = {**picked.to_json(), **provenance_as_typed()}
         # Before the tables: whoever reads those may go away.

@@ -60,10 +60,19 @@ class BenchSpeed:
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
-        from diffurefill.runtime import default_device, require_device, set_threads
+        from diffurefill.runtime import (
+            default_device,
+            require_device,
+            require_writable,
+            set_threads,
+        )
 
         if min(self.num_tokens, self.repeats, *self.batches, 1) < 1 or self.warmups < 0:
-            raise UserError("--num-tokens, --repeats and --batches must be at least 1")
+            raise UserError(
+                "--num-tokens, --repeats and --batches must be at least 1, --warmups at least 0"
+            )
+        if self.out is not None:
+            require_writable(self.out)
         set_threads(self.threads)
         device = default_device() if self.device is None else require_device(self.device)
         figures = bench_speed(self, device)

@@ -74,6 +74,7 @@ def generate_left_to_right(
     rng = _Draws(canvas, specials, how, seeds, ("autoregressive",))
     ids, confidence = canvas.ids.clone(), torch.zeros(canvas.ids.shape, device=canvas.ids.device)
     reader = _Reader(model, num_layers, canvas)
+    drawn, none = torch.zeros_like(canvas.fillable), torch.zeros_like(canvas.fillable)
     trajectory: list[Pass] = []
     alive, row_passes = np.ones(len(given), dtype=bool), np.zeros_like(wanted)
     k = 0
@@ -83,9 +84,9 @@ def generate_left_to_right(
             logits = reader.read(ids, reads, given[reads] + k)
             rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, given[reads] + k))
             tokens, sure = rng.draw(logits, rows, at, may_end=k >= how.min_len)
-            previous = ids
-            ids, confidence = ids.clone(), confidence.clone()
-            ids[rows, at], confidence[rows, at] = tokens, sure
+            previous, before = ids, drawn
+            ids, confidence, drawn = ids.clone(), confidence.clone(), drawn.clone()
+            ids[rows, at], confidence[rows, at], drawn[rows, at] = tokens, sure, True
             k, row_passes = k + 1, row_passes + alive
             if not how.forbid_eos:
                 ended = tokens == specials.eos_id
@@ -98,9 +99,9 @@ def generate_left_to_right(
                 _end_rows(ids, canvas, stopped, at, specials.eos_id)
                 alive[over] = False
             if on_pass is not None:
-                accepted = ids != previous
-                none = torch.zeros_like(accepted)
-                done = Pass(canvas, 0, k - 1, 0, ids, confidence, accepted, none, previous)
+                accepted, ended = drawn & ~before, canvas.fillable & (ids != canvas.ids) & ~drawn
+                now = (ids, confidence, accepted, none, previous)
+                done = Pass(canvas, 0, k - 1, 0, *now, ended=ended)
                 trajectory.append(done)
                 on_pass(done)
     _require_finite(confidence, reader.dtype)

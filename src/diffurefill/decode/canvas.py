@@ -110,26 +110,33 @@ def _build_row(
     index: int, segments: Sequence[Sequence[int] | int], specials: Specials, max_tokens: int
 ) -> tuple[list[int], list[bool]]:
     """Ids and the fillable flag of one row, without padding."""
+    _check_lengths(index, segments, max_tokens)
     ids, fillable = [specials.bos_id], [False]
     for segment in segments:
         if isinstance(segment, int):
-            if segment < 1:
-                raise UserError(f"row {index}: ask for at least 1 token to fill, not {segment}")
             ids += [specials.mask_id] * segment
             fillable += [True] * segment
         else:
             _check_given(index, segment, specials)
             ids += segment
             fillable += [False] * len(segment)
-    if not any(fillable):
-        raise UserError(f"row {index}: nothing to fill; add the length of a gap")
-    if len(ids) > max_tokens:
-        wanted = sum(fillable)
-        raise UserError(
-            f"row {index}: {len(ids) - wanted} given tokens (with BOS) and {wanted} to fill make "
-            f"{len(ids)}, the context holds {max_tokens}; shorten the text or ask for fewer"
-        )
     return ids, fillable
+
+
+def _check_lengths(index: int, segments: Sequence[Sequence[int] | int], max_tokens: int) -> None:
+    """Before a row is built: a slip of the keyboard may ask for more than the memory holds."""
+    gaps = [segment for segment in segments if isinstance(segment, int)]
+    for gap in gaps:
+        if gap < 1:
+            raise UserError(f"row {index}: ask for at least 1 token to fill, not {gap}")
+    if not gaps:
+        raise UserError(f"row {index}: nothing to fill; add the length of a gap")
+    wanted, given = sum(gaps), 1 + sum(len(s) for s in segments if not isinstance(s, int))
+    if given + wanted > max_tokens:
+        raise UserError(
+            f"row {index}: {given} given tokens (with BOS) and {wanted} to fill make "
+            f"{given + wanted}, the context holds {max_tokens}; shorten the text or ask for fewer"
+        )
 
 
 def _check_given(index: int, segment: Sequence[int], specials: Specials) -> None:

@@ -97,6 +97,8 @@ class _Loop:
         self.state = State.start(ids, confidence, Counts.exactly(run.num_fillable))
         self.over: NDArray[np.bool_] = np.zeros(len(ids), dtype=np.bool_)
         self.row_passes = ids.new_zeros(len(ids))
+        self.ended: Tensor | None = None
+        """(B, T), as in Pass."""
 
     def passes(self, block: int, region: Region) -> Iterator[Pass]:
         """Every pass over `region`, as it ends; `state` is then up to date."""
@@ -113,21 +115,22 @@ class _Loop:
                 record, self.state = found
                 self.row_passes += record.accepted.any(dim=1)
                 if s == final and not stage.refills:
-                    record = replace(record, ids=self._end_rows())
-                yield record
+                    self._end_rows()
+                yield replace(record, ids=self.state.ids, ended=self.ended)
             masked = self.state.masked
         self.run.check_finite()
         self._end_rows()
 
-    def _end_rows(self) -> Tensor:
-        """Fill the rest of the rows that are over; the ids as they now stand."""
-        if self.endings is not None:
-            self.over = self.over | self.endings.ended(self.state.ids)
-            rows = tell(self.over, self.state.ids.device)[:, None]
-            masked = (self.state.ids == self.run.specials.mask_id) & rows
-            ids = self.state.ids.masked_fill(masked, self.run.specials.eos_id)
-            self.state = replace(self.state, ids=ids)
-        return self.state.ids
+    def _end_rows(self) -> None:
+        """Fill the rest of the rows that are over."""
+        if self.endings is None:
+            return
+        self.over = self.over | self.endings.ended(self.state.ids)
+        rows = tell(self.over, self.state.ids.device)[:, None]
+        masked = (self.state.ids == self.run.specials.mask_id) & rows
+        self.ended = masked if self.ended is None else self.ended | masked
+        ids = self.state.ids.masked_fill(masked, self.run.specials.eos_id)
+        self.state = replace(self.state, ids=ids)
 
 
 def cut_at_eos(ids: Sequence[int], eos_id: int, start: int = 0) -> list[int]:

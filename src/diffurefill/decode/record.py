@@ -28,6 +28,8 @@ class Pass:
     """Ids before the pass, and before its re-masking."""
     block: int = 0
     """Which block of a text written block by block."""
+    ended: Tensor | None = None
+    """Holds EOS because the text was over, and nobody drew it; None where no text ends early."""
 
     @property
     def is_masked(self) -> Tensor:

@@ -96,7 +96,7 @@ def _statistics(model: LoadedModel, ids: np.ndarray, doc_ids: np.ndarray) -> dic
 
 
 def _write(model: LoadedModel, canvas: Canvas, title: str, seed: int, start: int | None) -> Written:
-    done = model.fill(canvas, seed=seed, forbid_eos=start is None)
+    done = model.fill(canvas, seed=seed, forbid_eos=start is None, keep_trajectory=True)
     drafts = [record for record in done.trajectory if not record.remasked.any()]
     decode = model.tokenizer.decode
     eos = model.tokenizer.eos_id

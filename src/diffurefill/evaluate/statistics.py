@@ -8,7 +8,6 @@ itself. Sources: Efron and Tibshirani 1993 (percentile bootstrap), Wilson 1927, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
 from typing import Any
@@ -163,13 +162,3 @@ def _finite(values: ArrayLike) -> NDArray[np.float64]:
     if not np.isfinite(x).all():
         raise UserError("an item's value is not finite: leave it out for both models")
     return x
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of several comparisons made at once, adjusted by Holm's rule, in the given order."""
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, i in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[i]))
-        adjusted[i] = highest
-    return adjusted

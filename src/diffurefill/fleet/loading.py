@@ -97,9 +97,12 @@ class LoadedModel:
         """`num_samples` texts of each prompt in turn, row i with seed `seed + i`.
 
         suffix: text behind the `num_tokens`, which are then filled to the last.
-        min_tokens: the text does not end before; stop: it ends before any of these, or at EOS.
-        streamer: follows a single text. Raises UserError for what does not go together or fit.
+        min_tokens: no EOS among the first so many; stop: the text ends before any of these, however
+        short it is. streamer: follows a single text. Raises UserError for what does not go together
+        or fit.
         """
+        if num_tokens < 1:
+            raise UserError(f"num_tokens is {num_tokens}: ask for at least 1")
         if not 0 <= min_tokens <= num_tokens:
             raise UserError(f"min_tokens {min_tokens} must lie within the {num_tokens} to write")
         if suffix and (stop or min_tokens):
@@ -107,32 +110,21 @@ class LoadedModel:
                 "what stands in front of a suffix has no end of its own: leave stop and min_tokens "
                 "away, or the suffix"
             )
-        behind = [self.tokenizer.encode_inner(suffix)] if suffix else []
+        behind = [self.tokenizer.encode_inner(_sound(suffix))] if suffix else []
         rows = [
             [given, num_tokens, *behind]
-            for given in self.tokenizer.encode_batch(list(prompts))
+            for given in self.tokenizer.encode_batch([_sound(text) for text in _several(prompts)])
             for _ in range(_counted(num_samples))
         ]
         canvas = infill(rows, self.specials, max_tokens=self.config.data.row_length)
-        reader = self._reader(stop)
-
-        def fill(some: Canvas, rows: Sequence[int]) -> Generation:
-            return self.fill(
-                some,
-                decode=decode,
-                seed=[seed + row for row in rows],
-                views=views,
-                forbid_eos=bool(suffix),
-                min_tokens=min_tokens,
-                stop_at_eos=True,
-                stop=reader.rule(),
-                streamer=streamer,
-            )
-
-        if views or streamer is not None:  # they follow one batch
-            return reader.texts(canvas, fill(canvas, range(len(rows))))
-        vocab_size = self.specials.vocab_size
-        done = in_buckets(canvas, fill, device=self.device, vocab_size=vocab_size)
+        reader = self._reader(_several(stop))
+        wishes = {
+            "forbid_eos": bool(suffix),
+            "min_tokens": min_tokens,
+            "stop_at_eos": True,
+            "stop": reader.rule(),
+        }
+        done = self._filled(canvas, seed, decode=decode, views=views, streamer=streamer, **wishes)
         return reader.texts(canvas, done)
 
     def write_gaps(
@@ -147,10 +139,29 @@ class LoadedModel:
     ) -> list[WrittenText]:
         """`text` with every [MASK*n] filled, `num_samples` times; row i has seed `seed + i`."""
         canvas = self.gaps(text, _counted(num_samples))
-        done = self.fill(
-            canvas, decode=decode, seed=seed, views=views, forbid_eos=True, streamer=streamer
-        )
+        wishes = {"decode": decode, "forbid_eos": True}
+        done = self._filled(canvas, seed, views=views, streamer=streamer, **wishes)
         return self._reader(()).texts(canvas, done)
+
+    def _filled(
+        self,
+        canvas: Canvas,
+        seed: int,
+        *,
+        views: Views,
+        streamer: Streamer | None,
+        **wishes: Any,
+    ) -> Generation:
+        """`fill`, row i with seed `seed + i`: in batches of like length that fit into the memory,
+        but where somebody follows, whom only one batch can show itself to."""
+
+        def fill(some: Canvas, rows: Sequence[int]) -> Generation:
+            seeds = [seed + row for row in rows]
+            return self.fill(some, seed=seeds, views=views, streamer=streamer, **wishes)
+
+        if views or streamer is not None:
+            return fill(canvas, range(len(canvas.ids)))
+        return in_buckets(canvas, fill, device=self.device, vocab_size=self.specials.vocab_size)
 
     def _reader(self, stop: Sequence[str]) -> Reader:
         t = self.tokenizer
@@ -159,7 +170,7 @@ class LoadedModel:
     def gaps(self, text: str, num_rows: int = 1) -> Canvas:
         """The canvas of `num_rows` times one text whose gaps are written [MASK*n]; UserError when
         there is none."""
-        parts = GAP.split(text)  # text, n, text, n, ..., text
+        parts = GAP.split(_sound(text))  # text, n, text, n, ..., text
         # What stands behind a gap is no text's beginning: no word starts there of itself.
         encode = [self.tokenizer.encode, *[self.tokenizer.encode_inner] * len(parts)]
         row = [int(part) if i % 2 else encode[i](part) for i, part in enumerate(parts) if part]
@@ -174,6 +185,7 @@ class LoadedModel:
         decode: DecodeConfig | None = None,
         seed: int | Sequence[int] = 0,
         views: Views = NO_VIEWS,
+        keep_trajectory: bool = False,
         forbid_eos: bool = False,
         min_tokens: int = 0,
         stop_at_eos: bool = False,
@@ -184,8 +196,8 @@ class LoadedModel:
         one of as many.
 
         The others as for `decode.generate`. A causal model writes from left to right and always
-        stops at EOS, at temperature 1 without truncation unless one left-to-right stage says
-        otherwise; it has no drafts to stream.
+        stops at EOS, at temperature 1 without truncation unless a `decode` of one left-to-right
+        stage says otherwise, whatever decoder its run has; it has no drafts to stream.
         """
         seeds = [seed + i for i in range(len(canvas.ids))] if isinstance(seed, int) else seed
         canvas = canvas.to(self.device)
@@ -204,6 +216,7 @@ class LoadedModel:
                 self.specials,
                 seeds=seeds,
                 block_length=decode.block_length,
+                keep_trajectory=keep_trajectory or bool(views),
                 streamer=streamer,
                 forbid_eos=forbid_eos,
                 min_tokens=min_tokens,
@@ -259,6 +272,22 @@ def left_to_right(decode: DecodeConfig | None) -> LeftToRight:
             "leave the decode preset away, or take decode-left-to-right"
         )
     return LeftToRight(temperature=first, min_p=can.min_p)
+
+
+def _several(texts: Sequence[str]) -> list[str]:
+    if isinstance(texts, str):
+        raise UserError(f"{texts!r} is one text: give a list of texts, such as [{texts!r}]")
+    return list(texts)
+
+
+def _sound(text: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(
+            f"a text holds bytes that are not UTF-8: {ascii(text)[:80]}; convert it first"
+        ) from None
+    return text
 
 
 def _counted(num_samples: int) -> int:

@@ -49,6 +49,11 @@ def pilot_arms(tuned: tuple[Stage, ...]) -> list[Arm]:
     if [stage.remask_fraction > 0 for stage in tuned] != [False, True]:
         raise UserError("the pilot ablates one draft and one refill: give a preset of these two")
     draft, refill = tuned
+    if draft.num_passes == 0:
+        raise UserError(
+            "the pilot gives the same calls to other drafts: give a preset whose draft has a fixed "
+            "number of passes (num_passes)"
+        )
     changed = [*_ablations(draft, refill), *_other_drafts(draft, refill), *_other_refills(*tuned)]
     changed = [replace(arm, changes_tuned=True) for arm in changed]
     return [*_baselines(draft, refill), _ar_repair(draft), *changed]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.pilot.arms import Arm, choose_arms, pilot_arms
 from diffurefill.pilot.passages import held_out_passages
 from diffurefill.pilot.writing import Pair, Task, Written, written
+from diffurefill.runtime import without_folders
 from diffurefill.store.durable import write_file
 
 AGAINST = ("draft", "ar", "tuned")
@@ -77,13 +79,16 @@ def run_pilot(
         num_tokens=plan.num_tokens,
     )
     task = Task(passages, plan.num_tokens, plan.seed, plan.batch_rows)
-    texts = {arm.name: written(folder / "arms", arm, pair, task, say) for arm in arms}
     prompts = [pair.diffusion.tokenizer.decode(passage.prompt) for passage in passages]
     reader = Reader(folder / "scores", prompts, judge)
-    rows = {arm.name: _judged(arm, texts[arm.name], reader, say) for arm in arms}
+    texts: dict[str, Written] = {}
+    rows: dict[str, Judged] = {}
+    for arm in arms:  # each judged at once: a judge that cannot be opened is told early
+        texts[arm.name] = written(folder / "arms", arm, pair, task, say)
+        rows[arm.name] = _judged(arm, texts[arm.name], reader, say)
     against = {name: rows[name] for name in AGAINST if name in rows}
     return {
-        "judge": reader.name,
+        "judge": without_folders(reader.name),
         "models": {
             name: _model_facts(model, origin, pair.digests[name])
             for (name, model), origin in zip(pair.models.items(), origins, strict=True)
@@ -97,7 +102,10 @@ def run_pilot(
             arm.name: {**judged_json(rows[arm.name], against), "how": _how(arm)} for arm in arms
         },
         "examples": {
-            arm.name: [prompts[i] + " |" + texts[arm.name].texts[i] for i in range(2)]
+            arm.name: [
+                f"{prompt} |{text}"
+                for prompt, text in zip(prompts[:2], texts[arm.name].texts[:2], strict=True)
+            ]
             for arm in arms
         },
     }
@@ -114,7 +122,8 @@ class Reader:
         return open_judge(self.name)
 
     def score(self, arm: str, samples: Written) -> list[Score]:
-        path, key = self._folder / f"{arm}.json", [self.name, samples.digest, len(self._prompts)]
+        prompts = hashlib.sha256(json.dumps(self._prompts).encode()).hexdigest()[:16]
+        path, key = self._folder / f"{arm}.json", [self.name, samples.digest, prompts]
         if path.is_file():
             found = json.loads(path.read_text("utf-8"))
             if found["key"] == key:

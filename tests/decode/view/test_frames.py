@@ -53,6 +53,7 @@ def test_no_token_can_steer_a_terminal():
     (frame,) = frames(trajectory([BOS, 10], given=1), decode)
     assert frame.cells[1].text == "\u241b[31m"
     assert printable("a\tb\n\r\x7f\x9b\ud800") == "a\tb\n\u240d\ufffd\ufffd\ufffd"
+    assert printable("a\u202eb\u2028") == "a\ufffdb\ufffd"
 
 
 def test_the_title_is_what_was_given():
@@ -75,6 +76,18 @@ def test_every_row_of_a_real_generation_without_its_padding():
             str(i) for i in canvas.rows(done.ids)[row]
         ]  # fmt: skip
         assert [f.stage for f in shown] == ["draft"] * 12 + ["refill"] * 8
+
+
+def test_behind_the_end_nothing_was_written_and_nothing_is_sure():
+    """A text that is over with its first token: what fills the row counts for no confidence."""
+    canvas = infill([[[5], 4]], specials(), max_tokens=8)
+    stage = Stage(num_passes=0, order="left_to_right", tokens_per_pass=1)
+    done = generate(
+        BigramDenoiser(V), canvas, [stage], specials(), seeds=[0], stop=lambda ids: bool(ids)
+    )
+    (frame,) = frames(done.trajectory, str)
+    assert [c.kind for c in frame.cells] == ["given", "given", "accepted", *["ended"] * 3]
+    assert frame.mean_confidence == frame.cells[2].probability < 1
 
 
 def test_a_later_block_is_named():

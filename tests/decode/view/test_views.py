@@ -35,7 +35,11 @@ def test_no_view_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_path_that_cannot_be_written_is_told_before_the_model_is_looked_for(
     tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for path, what in ((tmp_path, "is a folder"), (tmp_path / "no" / "x", "make it first")):
+    for path, what in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "no" / "x", "make it first"),
+        (tmp_path / ("long" * 100), "File name too long"),
+    ):
         assert main(["generate", str(tmp_path / "none"), flag, str(path)]) == 2
         assert what in capsys.readouterr().err
         assert main(["infill", "none", "--text", "a[MASK*2]", flag, str(path)]) == 2

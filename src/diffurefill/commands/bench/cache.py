@@ -55,9 +55,13 @@ class BenchCache:
         from diffurefill.fleet.loading import load
         from diffurefill.runtime import default_device, set_threads, writing_dtype
 
-        if min(self.prompts, self.prompt_tokens, self.num_tokens, self.refresh_every - 1) < 1:
+        if (
+            min(self.prompt_tokens, self.num_tokens) < 1
+            or min(self.prompts, self.refresh_every) < 2
+        ):
             raise UserError(
-                "--prompts, --prompt-tokens and --num-tokens must be at least 1, --refresh-every 2"
+                "--prompts and --refresh-every must be at least 2, --prompt-tokens and "
+                "--num-tokens 1"
             )
         set_threads(self.threads)
         model = load(self.model, self.weights, writing_dtype(default_device(), self.dtype))

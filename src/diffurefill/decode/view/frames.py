@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+import torch
+
 from diffurefill.decode.record import Pass
 
 Decode = Callable[[Sequence[int]], str]
@@ -23,14 +25,16 @@ LEVELS = (0.1, 0.3, 0.6, 0.9)
 SPECIAL = "<eos>"
 """Shown for a written token without text: no other special is ever written."""
 MAX_TITLE = 60
+STEERING = "\u2028\u2029\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+"""Line and paragraph ends, and what turns the direction of the text around it."""
 
 
 @dataclass(frozen=True)
 class Cell:
     """One position after a pass. `probability` is 1 where nothing was written."""
 
-    kind: Literal["given", "masked", "standing", "accepted", "refilled"]
-    """Accepted and refilled: in this very pass."""
+    kind: Literal["given", "masked", "standing", "accepted", "refilled", "ended"]
+    """Accepted and refilled: in this very pass. Ended: behind the end of the text."""
     text: str
     """Empty while masked, and behind the first piece of a character that took several."""
     probability: float = 1.0
@@ -71,7 +75,8 @@ class Frame:
     @property
     def mean_confidence(self) -> float:
         """Mean probability of the tokens written so far; 0 before there is one."""
-        sure = [c.probability for c in self.cells if c.kind not in ("given", "masked")]
+        unwritten = ("given", "masked", "ended")
+        sure = [c.probability for c in self.cells if c.kind not in unwritten]
         return sum(sure) / len(sure) if sure else 0.0
 
     @property
@@ -113,7 +118,7 @@ def printable(text: str) -> str:
         return text
     return "".join(
         chr(0x2400 + ord(c)) if ord(c) < 32 and c not in "\n\t" else
-        "\ufffd" if 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 else
+        "\ufffd" if 0x7F <= ord(c) < 0xA0 or 0xD800 <= ord(c) < 0xE000 or c in STEERING else
         c
         for c in text
     )  # fmt: skip
@@ -128,9 +133,10 @@ def _frame(record: Pass, row: int, decode: Decode, one: Callable[[int], str]) ->
         record.accepted,
         record.remasked,
         record.previous_ids,
+        torch.zeros_like(record.accepted) if record.ended is None else record.ended,
     )
     real = record.canvas.doc_ids[row] >= 0
-    ids, confidence, fillable, masked, accepted, remasked, old = (
+    ids, confidence, fillable, masked, accepted, remasked, old, ended = (
         column[row][real].tolist() for column in columns
     )
     texts = _texts(ids, masked, decode, one)
@@ -140,6 +146,8 @@ def _frame(record: Pass, row: int, decode: Decode, one: Callable[[int], str]) ->
             cells.append(Cell("masked", ""))
         elif not fillable[i]:
             cells.append(Cell("given", texts[i] or ""))
+        elif ended[i]:
+            cells.append(Cell("ended", SPECIAL))
         else:
             kind = "refilled" if remasked[i] else "accepted" if accepted[i] else "standing"
             replaced = _shown(one(old[i])) if remasked[i] and old[i] != ids[i] else None

@@ -54,16 +54,15 @@ def save_gif(rows: Sequence[Sequence[Frame]], path: Path) -> None:
 
     placed = [[_lay(frame, shown[-1]) for frame in shown] for shown in rows]
     lines = 1 + max(box.line for shown in placed for boxes in shown for box in boxes)
-    pictures, durations = [], []
+    palette, flat, durations = _palette(), [], []
     for shown, boxes_of in zip(rows, placed, strict=True):
         for k, (frame, boxes) in enumerate(zip(shown, boxes_of, strict=True)):
-            pictures.append(_picture(shown, k, boxes, HEAD + LINE * lines + FOOT))
+            picture = _picture(shown, k, boxes, HEAD + LINE * lines + FOOT)
+            flat.append(picture.quantize(palette=palette, dither=Image.Dither.NONE))
             durations.append(
                 max(40, min(MILLISECONDS[frame.stage], MAX_MILLISECONDS // len(shown)))
             )
         durations[-1] = LAST_MILLISECONDS
-    palette = _palette()
-    flat = [p.quantize(palette=palette, dither=Image.Dither.NONE) for p in pictures]
     flat[0].save(
         path,
         "GIF",
@@ -242,6 +241,9 @@ def _draw_box(draw: ImageDraw, box: _Box) -> None:
     area = (left, top - 2, right - 1, top + SIZE + 5)
     if cell.kind == "masked":
         draw.rounded_rectangle((left + 1, top - 1, right - 2, top + SIZE + 4), 4, fill=MASK)
+        return
+    if cell.kind == "ended":
+        draw.text((left, top), box.text, SOFT, _font_for(box.text, SIZE))
         return
     draw.rounded_rectangle(area, 4, fill=LEVEL_COLOURS[cell.level])
     if cell.kind == "accepted":

@@ -154,7 +154,7 @@ def _style(cell: Cell) -> str:
     """By colour where there is one, and by other means where there is none (NO_COLOR)."""
     if cell.kind == "given":
         return ""
-    if cell.kind == "masked":
+    if cell.kind in ("masked", "ended"):
         return "dim"
     how = {"accepted": "bold reverse ", "refilled": "underline ", "standing": ""}[cell.kind]
     if cell.old is not None:

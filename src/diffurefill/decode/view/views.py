@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from diffurefill.config import UserError
 from diffurefill.decode.record import Pass
 from diffurefill.decode.view.frames import Decode, frames, title
 from diffurefill.decode.view.gif import require_pillow, save_gif
 from diffurefill.decode.view.page import Sample, page
 from diffurefill.decode.view.terminal import Viewer, replay
+from diffurefill.runtime import require_writable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class Views:
         """UserError now, before a model works, for what could not be shown afterwards."""
         for path in (self.page, self.gif):
             if path is not None:
-                _require_writable(path)
+                require_writable(path)
         if self.gif is not None:
             require_pillow()
 
@@ -52,15 +51,3 @@ class Views:
 def _sample(trajectory: Sequence[Pass], decode: Decode, row: int) -> Sample:
     shown = frames(trajectory, decode, row)
     return Sample(f"{row + 1}: {title(shown)}", shown)
-
-
-def _require_writable(path: Path) -> None:
-    if path.is_dir():
-        raise UserError(f"{path} is a folder: give the name of a file in it")
-    if not path.parent.is_dir():
-        raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    try:
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}; name another folder") from None
