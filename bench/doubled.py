@@ -1,17 +1,21 @@
 """Does refilling lower doubled tokens? With the ban a pilot's table holds too few of them to tell.
 
-    python bench/doubled.py DIFFUSION FOLDER [--seeds 4] [--threads 1] [--quick]
+    python bench/doubled.py DIFFUSION FOLDER [--seeds 4] [--threads 1]
+    python bench/doubled.py --quick
 
 DIFFUSION: a `train` folder or a run's store. FOLDER: texts as they come; an interrupted run goes on
 from there. Every way of writing continues the pilot's 256 held-out prompts by 128 tokens, with each
 of the seeds; nothing is judged. A pair of neighbours is doubled if both are the same id. Shares are
 pooled over the samples, with 95% bootstrap intervals over the prompts; differences from the draft
-(of the same ban) are paired by prompt. --quick: 8 prompts, one seed; prints only.
+(of the same ban) are paired by prompt. --quick: 8 prompts, one seed, half as many tokens, of a
+barely trained model; prints only.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -21,6 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from _barely_trained import barely_trained
 from _common import report
 from diffurefill.config import Stage, load_preset
 from diffurefill.evaluate.statistics import bootstrap_mean, paired_difference, pooled_items
@@ -57,48 +62,56 @@ def ways() -> Iterator[tuple[str, str, tuple[Stage, ...]]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("diffusion")
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("diffusion", nargs="?")
+    parser.add_argument("folder", nargs="?", type=Path)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     set_threads(options.threads)
-    num_seeds, num_prompts = (1, 8) if options.quick else (options.seeds, PROMPTS)
-    pair = Pair(load(options.diffusion), None)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            figures = measured(barely_trained(Path(folder)), Path(folder), 8, 1, NUM_TOKENS // 2)
+    elif options.folder is None:
+        parser.error("name a denoiser and a folder for its texts, or try it with --quick")
+    else:
+        figures = measured(options.diffusion, options.folder, PROMPTS, options.seeds, NUM_TOKENS)
+    report("doubled", figures, quick=options.quick)
+
+
+def measured(
+    place: str, folder: Path, num_prompts: int, num_seeds: int, num_tokens: int
+) -> dict[str, Any]:
+    pair = Pair(load(place), None)
     passages = held_out_passages(
         pair.diffusion.config.data,
         pair.diffusion.tokenizer,
         num_passages=num_prompts,
         prompt_tokens=PROMPT_TOKENS,
-        num_tokens=NUM_TOKENS,
+        num_tokens=num_tokens,
     )
-    tasks = [Task(passages, NUM_TOKENS, k * PROMPTS, BATCH_ROWS) for k in range(num_seeds)]
-    say = partial(print, flush=True)
+    tasks = [Task(passages, num_tokens, k * PROMPTS, BATCH_ROWS) for k in range(num_seeds)]
+    say = partial(print, file=sys.stderr, flush=True)
     found: dict[str, dict[str, Any]] = {}
     shares: dict[str, NDArray[np.float64]] = {}
     for name, draft, stages in ways():
         arm = Arm(name=name, title=name, writer="diffusion", stages=stages)
-        texts = [written(options.folder / str(task.seed), arm, pair, task, say) for task in tasks]
-        shares[name], found[name] = figures(texts)
+        texts = [written(folder / str(task.seed), arm, pair, task, say) for task in tasks]
+        shares[name], found[name] = counted(texts)
         difference = paired_difference(shares[name], shares[draft])
         found[name] |= {"against": draft, "difference": difference.to_json()}
         say(f"{name}: {found[name]['doubled']} of {found[name]['pairs']} doubled")
-    report(
-        "doubled",
-        {
-            "decode": DECODE,
-            "num_prompts": len(passages),
-            "seeds": num_seeds,
-            "num_tokens": NUM_TOKENS,
-            "weights": pair.digests["diffusion"],
-            "ways": found,
-        },
-        quick=options.quick,
-    )
+    return {
+        "decode": DECODE,
+        "num_prompts": len(passages),
+        "seeds": num_seeds,
+        "num_tokens": num_tokens,
+        "weights": pair.digests["diffusion"],
+        "ways": found,
+    }
 
 
-def figures(texts: list[Written]) -> tuple[NDArray[np.float64], dict[str, Any]]:
+def counted(texts: list[Written]) -> tuple[NDArray[np.float64], dict[str, Any]]:
     """Of one way's texts, a Written for each seed: by prompt what its share pulls, and counts."""
     counts = np.array([[doubled_pairs(sample) for sample in one.samples] for one in texts])
     doubled, pairs = counts.sum(axis=0).T  # (prompts,) each

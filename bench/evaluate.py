@@ -24,12 +24,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from _barely_trained import barely_trained
 from _common import ROOT, report
 from diffurefill.commands.evaluate import Evaluate, evaluate, notes
-from diffurefill.config import load_preset
 from diffurefill.evaluate.harness.tasks import BENCHMARKS, evenly_spaced, local_file
 from diffurefill.evaluate.statistics import proportion
-from diffurefill.fleet.alone import train_alone
 from diffurefill.runtime import set_threads
 
 SHARED = ROOT.parent / "shared" / "data" / "bench"
@@ -65,11 +64,6 @@ def main() -> None:
     if options.quick:
         figures = {key: figures[key] for key in ("accuracy", "random_at_chance", "side_by_side")}
     report("evaluate", figures, quick=options.quick)
-
-
-def barely_trained(folder: Path) -> str:
-    train_alone(folder / "model", load_preset("demo"), 2, lambda line: None)
-    return str(folder / "model")
 
 
 def summary(record: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """Every probe on trained models, on the same model untrained, and on one that was taught the facts.
 
-    python bench/probes.py MODEL... [--quick]
+    python bench/probes.py MODEL... | --quick [MODEL...]
 
 MODEL: folders of `train`, all of one tokenizer. The probes are those of the first one, and beside
 its held-out text: short starts of it, passages of Wikipedia, the Python standard library, and 1,050
 facts of PopQA. Two controls stand beside the models. `untrained` has the first one's sizes and its
 first weights: choice must come out at chance. `taught` is a small model trained on nothing but the
 fact sentences, one in ten held out: it must choose right on the others. --quick: 8 rows a set, 104
-facts, a control taught for a few steps; prints only.
+facts, a control taught for a few steps; prints only, of a barely trained model without MODEL.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from _barely_trained import barely_trained
 from _common import ROOT, report
 from diffurefill.config import ProbeConfig, RunConfig, Source, load_preset
 from diffurefill.data.documents import open_corpus
@@ -125,11 +126,19 @@ def plain(interval: Any) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+", help="folders of `train`")
+    parser.add_argument("models", nargs="*", help="folders of `train`")
     parser.add_argument("--quick", action="store_true", help="8 rows a set, 104 facts")
     arguments = parser.parse_args()
     set_threads(None)
-    first, quick = load(arguments.models[0]), arguments.quick
+    with tempfile.TemporaryDirectory() as folder:
+        places = arguments.models or (arguments.quick and [barely_trained(Path(folder))])
+        if not places:
+            parser.error("name a model, or try it with --quick")
+        report("probes", measured(places, quick=arguments.quick), quick=arguments.quick)
+
+
+def measured(places: list[str], *, quick: bool) -> dict[str, Any]:
+    first = load(places[0])
     probes = probes_of(first)
     if quick:
         probes = {name: probe.head(QUICK_ROWS) for name, probe in probes.items()}
@@ -137,8 +146,8 @@ def main() -> None:
     num_facts = QUICK_FACTS if quick else NUM_FACTS
     facts, left_out = build_fact_probe(questions, first.tokenizer, num_facts=num_facts)
     steps = QUICK_STEPS if quick else CONTROL_STEPS
-    scores = list(all_scores(arguments.models, probes, facts, steps))
-    figures = {
+    scores = list(all_scores(places, probes, facts, steps))
+    return {
         "models": [record(found, scores[0]) for found in scores],
         "steps_of_the_taught": steps,
         "probes": {name: {"digest": p.digest, "rows": len(p.ids), "tokens_a_row": p.ids.shape[1]}
@@ -150,7 +159,6 @@ def main() -> None:
             "left_out": left_out,
         },
     }  # fmt: skip
-    report("probes", figures, quick=quick)
 
 
 if __name__ == "__main__":

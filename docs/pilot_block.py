@@ -40,6 +40,31 @@ def knobs_block(facts: dict[str, Any]) -> str:
     return "\n".join([fill(intro, WIDTH), "", *lines])
 
 
+def doubled_block(facts: dict[str, Any]) -> str:
+    """Doubled tokens of ways to write, each beside its draft."""
+    intro = (
+        f"`{facts['command']}` (results/doubled.json): the denoiser trained again, "
+        f"`{facts['decode']}`, the pilot's {facts['num_prompts']} prompts with {facts['seeds']} "
+        "seeds each. In brackets 95% intervals over the prompts, of differences paired by prompt."
+    )
+    lines = [
+        "| | calls | doubled | of pairs | share | less the draft's | distinct-2 |",
+        "| --- " * 7 + "|",
+    ]
+    for name, way in facts["ways"].items():
+        share, less = way["share"], way["difference"]
+        beside = "-" if way["against"] == name else percents(less, "+.3%")
+        lines.append(
+            f"| {name} | {way['calls']} | {way['doubled']} | {way['pairs']:,} | "
+            f"{percents(share, '.3%')} | {beside} | {way['distinct_2']:.3f} |"
+        )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
+def percents(found: dict[str, Any], spec: str) -> str:
+    return f"{found['mean']:{spec}} [{found['low']:{spec}}, {found['high']:{spec}}]"
+
+
 def judged_lines(rows: list[dict[str, Any]], against: dict[str, str]) -> list[str]:
     """A table; `against` has the arms that the judge's figure is compared with, and how to say
     it."""

@@ -21,7 +21,7 @@ from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
 from evaluation_blocks import evaluate_block, likelihood_block, probes_block
 from memory_block import memory_block
-from pilot_block import decode_block, knobs_block, pilot_block, speed_block
+from pilot_block import decode_block, doubled_block, knobs_block, pilot_block, speed_block
 from train_block import (
     allocator_block,
     attention_block,
@@ -241,6 +241,7 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "capacity": capacity_block,
     "decode": decode_block,
     "decode_2_threads": decode_block,
+    "doubled": doubled_block,
     "speed": speed_block,
     "chaos": chaos_block,
     "codec": codec_block,
