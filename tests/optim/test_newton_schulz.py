@@ -129,7 +129,9 @@ def test_what_is_not_finite_comes_out_as_nan_either_way(bad):
     matrix = randn(16, 32)
     matrix[3, 4] = bad
     assert orthogonalise(matrix[None]).isnan().any()
-    assert orthogonalise_spectral(matrix).isnan().all()
+    for oblong in (matrix, matrix.mT):
+        assert orthogonalise_spectral(oblong).isnan().all()
+    assert orthogonalise_spectral(1e20 * randn(16, 32)).isnan().all(), "the norm's square overflows"
 
 
 def test_in_bf16_the_spectrum_keeps_more_of_a_matrix_of_nearly_low_rank():

@@ -13,6 +13,7 @@ import torch
 from diffurefill.cli import main
 from diffurefill.config import ObjectiveConfig, RunConfig, TrainConfig, UserError, load_preset
 from diffurefill.model.compiling import compile_blocks
+from diffurefill.optim.newton_schulz import LARGE_FROM
 from diffurefill.train import micro_batch as room
 from diffurefill.train import step as step_room
 from diffurefill.train.gradients import Arithmetic
@@ -61,6 +62,21 @@ def test_a_lower_activation_budget_takes_less() -> None:
     ]
     assert totals == sorted(totals, reverse=True)
     assert totals[2] < 0.9 * totals[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_matrices_large_enough_to_be_decomposed_are_foreseen_as_well(precision: str) -> None:
+    """Muon does these one by one on a CPU, and a prediction has no numbers to look at."""
+    wide = load_preset("stand-38m")
+    optim = replace(wide.optim, optimizer="muon")
+    model = replace(wide.model, layers=1, vocab_size=1024)
+    train = replace(wide.train, precision=precision)
+    config = replace(wide, model=model, optim=optim, train=train)
+    found = predict(config, arithmetic_on("cpu", config), 1, 0.5).bytes_by_kind
+    embedding, matrices = (1024 * 512), found["weights"] // 4 - 1024 * 512
+    assert min(model.width, model.ffn_width) >= LARGE_FROM
+    # Muon keeps one moment of a matrix, AdamW two of the embedding; gains are lost in the rounding.
+    assert found["optimiser"] == pytest.approx(4 * (matrices + 2 * embedding), rel=0.01)
 
 
 @pytest.mark.parametrize("budget", [0.5, 0.01])
@@ -197,6 +213,17 @@ def test_doctor_shows_where_memory_goes(capsys: pytest.CaptureFixture[str]) -> N
     assert [line.split()[0] for line in lines[header + 1 : header + 3]] == ["1", "2"]
     assert lines[header + 2].endswith("yes")
     assert lines[-1].endswith("train.micro_batch_rows = 0 takes 2 rows at once")
+
+
+def test_doctor_counts_with_muon_on_a_model_of_any_width(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    size = ["--model.layers", "1", "--model.vocab-size", "1024", "--train.batch-rows", "1"]
+    muon = ["--optim.optimizer", "muon", "--memory-gib", "4"]
+    assert main(["doctor", "--preset", "stand-38m", *size, *muon]) == 0
+    out = capsys.readouterr().out
+    assert "muon, rows of 512" in out
+    assert out.splitlines()[-1].endswith("takes 1 rows at once")
 
 
 @pytest.mark.parametrize(

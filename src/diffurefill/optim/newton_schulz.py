@@ -105,8 +105,10 @@ def orthogonalise_spectral(matrix: Tensor, iteration: Iteration = DEFAULT) -> Te
     x = x.to(dtype)
     # The norm divides numbers here, and never the matrix: a pass over it saved.
     norm = gram.trace().sqrt().double() + iteration.eps
-    if not norm.isfinite():  # LAPACK would raise; the caller's own check of the loss says more
-        return torch.full_like(x, torch.nan).mT if tall else torch.full_like(x, torch.nan)
+    # Not finite: NaN everywhere, for LAPACK would raise and the caller's own check of the loss says
+    # more. Without a branch, as where memory is predicted there are no numbers to branch on.
+    norm = norm.where(norm.isfinite(), torch.nan)
+    gram.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
     values, vectors = torch.linalg.eigh(gram)
     factors = _composed(values / norm.square(), iteration) / norm
     product = torch.empty_like(vectors)
