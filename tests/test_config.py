@@ -1,15 +1,19 @@
 """Configuration: presets parse, TOML round-trips, mistakes are named, and no field is dead."""
 
 import dataclasses
+import math
 import re
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from diffurefill import config as configs
 from diffurefill.config import (
     DataConfig,
     FleetConfig,
+    OptimConfig,
     Phase,
     RunConfig,
     Source,
@@ -24,6 +28,34 @@ SOURCE = Path(configs.__file__).parents[1]
 def test_a_preset_parses_and_survives_toml(name: str) -> None:
     config = configs.load_preset(name)
     assert configs.loads(configs.dumps(config), RunConfig()) == config
+
+
+@given(
+    path=st.text(),
+    number=st.one_of(st.just(math.inf), st.floats(1e-300, 1e300)),
+)
+@example(path='C:\\data\\ud83d "\x7f\0\n" \u00e9 \U0001f600', number=1e16)
+def test_any_text_and_number_survives_toml(path: str, number: float) -> None:
+    data = DataConfig(sources=(Source(name=path, paths=(path, "b")),))
+    config = RunConfig(data=data, optim=OptimConfig(clip_norm=number))
+    assert configs.loads(configs.dumps(config), RunConfig()) == config
+
+
+def test_what_is_written_stays_as_it_was() -> None:
+    """A run's digest hangs on every character, and a run outlives the release it began with."""
+    config = RunConfig(data=DataConfig(sources=(Source(name='\u00e9 "\\"'),)))
+    text = configs.dumps(config)
+    assert 'name = "\\u00e9 \\"\\\\\\""' in text
+    assert "peak_lr = [[0, 0.0003]]\n" in text
+    assert "eps = 1e-08\n" in text
+    assert "has_spans = true\n" in text
+
+
+def test_a_name_that_is_no_text_is_refused() -> None:
+    """What Python makes of a file's name that is not UTF-8; TOML has no way to write it."""
+    data = DataConfig(sources=(Source(paths=("caf\udce9.txt",)),))
+    with pytest.raises(UserError, match=r"data\.sources\.paths: .* is not valid Unicode"):
+        configs.dumps(RunConfig(data=data))
 
 
 def test_the_digest_changes_with_any_field() -> None:
@@ -66,6 +98,12 @@ def test_the_digest_changes_with_any_field() -> None:
         ("[optim]\npeak_lr = []", "must start with a pair"),
         ("[optim]\ntail_from_step = 300000", "tail_from_step must lie"),
         ("[model\n", "not valid TOML"),
+        ("[optim]\npeak_lr = 0.001", r"an array of arrays: write \[\[0, 0.0003\]\], for example"),
+        ("[optim]\npeak_lr = [0, 0.001]", r"an array of arrays: write \[\[0, 0.0003\]\]"),
+        ("[optim]\nbetas = 0.9", r"optim.betas is an array: write \[0.9, 0.95\], for example"),
+        ("[probe]\nsets = 'wiki'", r'probe.sets is an array: write \["name"\], for example'),
+        ("[[data.sources]]\npaths = 'a'", r'paths is an array: write \["python:"\]'),
+        ("[data]\nsources = ['a']", r"a list of sections: write \[\[data.sources\]\] with its"),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_to_do(text: str, message: str) -> None:

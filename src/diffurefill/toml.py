@@ -36,6 +36,7 @@ def merge(base: Any, changes: dict[str, Any], where: str = "") -> Any:
                 raise UserError(f"{name} is a section: write [{name}] with its keys below it")
             new[key] = merge(current, value, f"{name}.")
         else:
+            _require_array(value, hints[key], current, name)
             new[key] = _convert(value, hints[key], name)
     return replace(base, **new)
 
@@ -72,8 +73,30 @@ def _convert(value: Any, hint: Any, name: str) -> Any:
     raise UserError(f"{name} must be of type {wanted}, not {value!r}")
 
 
+def _require_array(value: Any, hint: Any, current: Any, name: str) -> None:
+    """UserError where `hint` is an array, of tables or of arrays maybe, and `value` is not; what
+    `current` holds is the example."""
+    if typing.get_origin(hint) is not tuple:
+        return
+    item = typing.get_args(hint)[0]
+    of_tables, of_arrays = dataclasses.is_dataclass(item), typing.get_origin(item) is tuple
+    wanted = dict if of_tables else (list, tuple) if of_arrays else object
+    if isinstance(value, (list, tuple)) and all(isinstance(v, wanted) for v in value):
+        return
+    if of_tables:
+        raise UserError(f"{name} is a list of sections: write [[{name}]] with its keys below it")
+    example = current[:1] if typing.get_args(hint)[-1] is Ellipsis else current
+    raise UserError(
+        f"{name} is an array{' of arrays' if of_arrays else ''}: write "
+        f"{_value(example or ('name',), name)}, for example, not {value!r}"
+    )
+
+
 def write(record: Any) -> str:
-    """TOML that `merge` reads back to an equal record."""
+    """TOML, in ASCII, that `merge` reads back to an equal record.
+
+    Raises UserError for a text that is not Unicode, as the name of a file may be.
+    """
     lines: list[str] = []
     _write_section(record, "", lines)
     return "\n".join(lines).strip() + "\n"
@@ -88,9 +111,31 @@ def _write_section(section: Any, prefix: str, lines: list[str]) -> None:
         ):
             later.append((f.name, value))
         elif value is not None:
-            lines.append(f"{f.name} = {json.dumps(value)}")
+            lines.append(f"{f.name} = {_value(value, prefix + f.name)}")
     for name, value in later:
         header = f"{prefix}{name}"
         for item in value if isinstance(value, tuple) else (value,):
             lines += ["", f"[[{header}]]" if isinstance(value, tuple) else f"[{header}]"]
             _write_section(item, f"{header}.", lines)
+
+
+def _value(value: Any, name: str) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(item, name) for item in value)}]"
+    if isinstance(value, float):
+        return repr(value)  # inf and nan as TOML has them, not as JSON has them
+    return _quoted(value, name) if isinstance(value, str) else json.dumps(value)
+
+
+def _quoted(text: str, name: str) -> str:
+    """`text` as JSON has it, but for what TOML forbids: surrogates, and the control character DEL
+    as it is."""
+    if any("\ud800" <= c <= "\udfff" for c in text):
+        raise UserError(f"{name}: {text!r} is not valid Unicode: give it another name")
+    return '"' + "".join(map(_character, text)) + '"'
+
+
+def _character(c: str) -> str:
+    if ord(c) > 0xFFFF:
+        return f"\\U{ord(c):08x}"
+    return "\\u007f" if c == "\x7f" else json.dumps(c)[1:-1]
