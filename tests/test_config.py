@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from diffurefill import config as configs
 from diffurefill.config import (
     DataConfig,
     FleetConfig,
+    ModelConfig,
     OptimConfig,
     Phase,
+    ProbeConfig,
     RunConfig,
     Source,
     Stage,
@@ -155,6 +158,68 @@ def test_an_outer_step_is_given_no_number_that_it_would_ignore(fleet: dict) -> N
     with pytest.raises(UserError, match="does nothing"):
         FleetConfig(**fleet)
     FleetConfig(outer_step="nesterov", outer_lr=0.7, outer_momentum=0.9)
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+NAN, INF = math.nan, math.inf
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "bad"),
+    [
+        (OptimConfig, "clip_norm", (0.0, -1.0, NAN)),
+        (OptimConfig, "betas", ((1.0, 0.95), (0.9, -0.1), (NAN, 0.95))),
+        (OptimConfig, "eps", (0.0, -1e-8, NAN, INF)),
+        (OptimConfig, "weight_decay", (-0.1, NAN, INF)),
+        (OptimConfig, "floor", (-0.1, 1.1, NAN)),
+        (OptimConfig, "muon_lr_ratio", (0.0, -1.0, NAN, INF)),
+        (OptimConfig, "peak_lr", (((0, -1e-3),), ((0, NAN),), ((0, 1e-3), (9, INF)))),
+        (OptimConfig, "peak_lr", (((0, 1e-3), (0, 1e-4)), ((0, 1e-3), (9, 1e-3), (9, 1e-4)))),
+        (ModelConfig, "rope_base", (0.0, -1.0, NAN, INF)),
+        (ModelConfig, "norm_eps", (-1e-5, NAN, INF)),
+        (ProbeConfig, "decoding_passes", (0, -1)),
+        (FleetConfig, "live_seconds", (0.0, NAN, INF)),
+        (FleetConfig, "poll_seconds", (0.0, NAN, INF)),
+        (FleetConfig, "grace_seconds", (-1.0, NAN, INF)),
+        (FleetConfig, "max_norm_ratio", (1.0, NAN)),
+        (FleetConfig, "staleness_discount", (-1.0, NAN, INF)),
+        (Stage, "temperature", ((1.0, -1.0), (1.0, NAN), (INF, 1.0))),
+        (Stage, "neighbour_ban", (-1.0, NAN, INF)),
+        (Stage, "order_noise", (-1.0, NAN, INF)),
+        (Stage, "tokens_per_pass", (0, -1)),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(section: type, field: str, bad: tuple) -> None:
+    name = {FleetConfig: "fleet", Stage: "stage"}.get(section, field)
+    for value in bad:
+        with pytest.raises(UserError, match=name):
+            section(**{field: value})
+
+
+def test_no_float_of_any_section_may_be_nan() -> None:
+    for section in _sections():
+        for f in dataclasses.fields(section):
+            if typing.get_type_hints(section)[f.name] is float:
+                with pytest.raises(UserError):
+                    section(**{f.name: NAN})
+
+
+def test_a_share_of_rows_that_is_nan_is_refused_in_either_place() -> None:
+    for field in ("short_rows", "span_rows"):
+        with pytest.raises(UserError, match="shares of rows"):
+            DataConfig(**{field: NAN})
+
+
+def test_a_refill_takes_nothing_back_zero_times() -> None:
+    with pytest.raises(UserError, match="remask_cap must be at least 1"):
+        Stage(remask_fraction=0.2, remask_cap=0)
+
+
+def test_what_may_be_infinite() -> None:
+    """Each says that something is not to be limited."""
+    OptimConfig(clip_norm=INF)
+    FleetConfig(max_norm_ratio=INF)
 
 
 # --- mixtures ------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ class DataConfig:
         require(self.open_rows >= 1, "data.open_rows must be at least 1")
         require(self.num_slots >= 1, "data.num_slots must be at least 1")
         shares = (self.short_rows, self.span_rows)
-        require(0.0 <= min(shares) <= max(shares) <= 1.0, "shares of rows must lie in [0, 1]")
+        require(all(0.0 <= share <= 1.0 for share in shares), "shares of rows must lie in [0, 1]")
         require(
             self.short_rows == 0.0
             or (self.short_length >= 8 and self.row_length % self.short_length == 0),

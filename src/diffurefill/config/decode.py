@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from diffurefill.config.checks import require
+from diffurefill.config.checks import require, require_not_negative
 
 Order = Literal["confidence", "margin", "entropy", "left_to_right", "middle", "random"]
 Quota = Literal["linear", "cosine", "threshold", "factor", "entropy_bound", "one_per_run"]
@@ -86,11 +86,13 @@ class Stage:
     def __post_init__(self) -> None:
         require(self.num_passes >= 0, "a stage's num_passes must not be negative")
         require(0.0 <= self.remask_fraction <= 1.0, "a stage's remask_fraction must lie in [0, 1]")
-        require(min(self.temperature) >= 0.0, "a stage's temperature must not be negative")
+        require_not_negative("a stage's temperature", *self.temperature)
         require(0.0 <= self.min_p < 1.0, "a stage's min_p must lie in [0, 1)")
         require(self.commit_gap >= 1, "a stage's commit_gap must be at least 1")
-        require((self.tokens_per_pass or 1) >= 1, "a stage's tokens_per_pass must be at least 1")
-        require(self.order_noise >= 0, "a stage's order_noise must not be negative")
+        counted = 1 if self.tokens_per_pass is None else self.tokens_per_pass
+        require(counted >= 1, "a stage's tokens_per_pass must be at least 1")
+        require_not_negative("a stage's neighbour_ban", self.neighbour_ban)
+        require_not_negative("a stage's order_noise", self.order_noise)
         require(self.refresh_every >= 1, "a stage's refresh_every must be at least 1")
         shadow = self.confidence == "shadow"
         require(not shadow or self.refresh_every == 1, "shadow confidence needs refresh_every 1")
@@ -106,7 +108,8 @@ class Stage:
         require(known, f"a refill takes back by confidence or random, not by {self.order}")
         require(self.order_noise == 0, "a refill has no order_noise: it takes the least sure")
         require(self.groups >= 2, "a stage's groups must be at least 2")
-        require((self.remask_cap or 1) >= 1, "a stage's remask_cap must be at least 1")
+        cap = 1 if self.remask_cap is None else self.remask_cap
+        require(cap >= 1, "a stage's remask_cap must be at least 1")
         sure = 1.0 if self.sure_above is None else self.sure_above
         require(0 < sure <= 1, "a stage's sure_above is a probability in (0, 1]")
 

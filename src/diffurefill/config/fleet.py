@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diffurefill.config.checks import require
+from diffurefill.config.checks import require, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class FleetConfig:
     staleness_discount: float = 0.25
     """A contribution late by s weighs tokens / (1 + staleness_discount * s)."""
     max_norm_ratio: float = 4.0
-    """Reject a delta whose norm exceeds so many times the median of those accepted before."""
+    """Reject a delta whose norm exceeds so many times the median of those accepted before;
+    inf: none for its norm."""
     min_cosine: float = -0.2
     """Reject a delta whose cosine with the sum of the round's others (two or more) is below."""
     guard_rows: int = 64
@@ -76,11 +77,11 @@ class FleetConfig:
         require(self.min_fresh >= 1, "fleet.min_fresh must be at least 1")
         require(0.0 <= self.ema_decay < 1.0, "fleet.ema_decay must lie in [0, 1)")
         polls = (self.poll_seconds, self.training_poll_seconds, self.log_seconds)
-        shortest = min(*polls, self.live_seconds, self.lease_seconds)
-        require(self.grace_seconds >= 0 and shortest > 0, "fleet times must be positive")
+        require_positive("fleet times", *polls, self.live_seconds, self.lease_seconds)
+        require_not_negative("fleet.grace_seconds", self.grace_seconds)
         require(self.max_norm_ratio > 1, "fleet.max_norm_ratio must be above 1")
         require(-1 <= self.min_cosine <= 1, "fleet.min_cosine must lie in [-1, 1]")
-        require(self.outer_lr > 0, "fleet.outer_lr must be positive")
+        require_positive("fleet.outer_lr", self.outer_lr)
         require(0 <= self.outer_momentum < 1, "fleet.outer_momentum must lie in [0, 1)")
         replaces, nesterov = self.outer_step == "replacement", self.outer_step == "nesterov"
         require(
@@ -94,4 +95,4 @@ class FleetConfig:
         require(self.snapshot_keep >= 1, "fleet.snapshot_keep must be at least 1")
         counts = (self.max_staleness, self.guard_rows, self.snapshot_every, self.compact_every)
         require(min(*counts, self.commits_per_hour) >= 0, "fleet counts must not be negative")
-        require(self.staleness_discount >= 0, "fleet.staleness_discount must not be negative")
+        require_not_negative("fleet.staleness_discount", self.staleness_discount)

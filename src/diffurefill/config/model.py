@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diffurefill.config.checks import require
+from diffurefill.config.checks import require, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,3 +30,5 @@ class ModelConfig:
             width % heads == 0, f"model.width {width} must be a multiple of model.heads {heads}"
         )
         require(width // heads % 2 == 0, "model.width / model.heads must be even for rotary pairs")
+        require_positive("model.rope_base", self.rope_base)
+        require_not_negative("model.norm_eps", self.norm_eps)

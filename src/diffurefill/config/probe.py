@@ -29,6 +29,7 @@ class ProbeConfig:
         require(self.num_rows >= 1, "probe.num_rows must be at least 1")
         rates = (*self.mask_rates, self.decoding_mask_rate)
         require(all(0 < rate < 1 for rate in rates), "probe mask rates must lie in (0, 1)")
+        require(self.decoding_passes >= 1, "probe.decoding_passes must be at least 1")
         require(self.short_length >= 2, "probe.short_length must be at least 2")
         taken = [name for name in self.sets if name in (HELD_OUT, SHORT) or "/" in name]
         require(not taken, f"probe.sets: {', '.join(taken)} cannot be the name of a probe set")

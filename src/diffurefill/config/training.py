@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from diffurefill.config.checks import require
+from diffurefill.config.checks import require, require_not_negative, require_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,15 +66,23 @@ class OptimConfig:
     eps: float = 1e-8
     weight_decay: float = 0.1
     clip_norm: float = 1.0
+    """Gradients of a larger norm are scaled down to it; inf: none is."""
 
     def __post_init__(self) -> None:
         steps = [step for step, _ in self.peak_lr]
         require(steps[:1] == [0], "optim.peak_lr must start with a pair [0, rate]")
-        require(steps == sorted(steps), "optim.peak_lr pairs must be ordered by step")
+        require(steps == sorted(set(steps)), "optim.peak_lr pairs must rise in their steps")
+        require_not_negative("every rate of optim.peak_lr", *(rate for _, rate in self.peak_lr))
         warmup, total = self.warmup_steps, self.total_steps
         require(0 <= warmup < total, "optim.warmup_steps must be below optim.total_steps")
         tail = warmup if self.tail_from_step is None else self.tail_from_step
         require(warmup <= tail < total, "optim.tail_from_step must lie in [warmup, total) steps")
+        require(0.0 <= self.floor <= 1.0, "optim.floor must lie in [0, 1]")
+        require_positive("optim.muon_lr_ratio", self.muon_lr_ratio)
+        require(all(0.0 <= beta < 1.0 for beta in self.betas), "optim.betas must lie in [0, 1)")
+        require_positive("optim.eps", self.eps)
+        require_not_negative("optim.weight_decay", self.weight_decay)
+        require(self.clip_norm > 0.0, "optim.clip_norm must be above 0; inf clips nothing")
 
 
 @dataclass(frozen=True, kw_only=True)
