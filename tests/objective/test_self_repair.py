@@ -105,6 +105,14 @@ def test_the_model_s_distribution_is_what_is_drawn() -> None:
     assert counts[0] / counts.sum() == pytest.approx(0.7, abs=0.04)
 
 
+def test_a_model_that_is_no_number_any_more_is_told_by_its_loss() -> None:
+    config = replace(CONFIG, objective=ALWAYS)
+    model, optimizer = build(config)
+    with torch.no_grad():
+        model.embedding.weight.fill_(torch.nan)
+    assert step(model, optimizer, rows(), config).loss.isnan()
+
+
 def test_no_gradient_goes_through_the_sampling() -> None:
     """The update is that of the corrupted rows taken as given."""
     config = replace(CONFIG, objective=replace(ALWAYS, self_repair=0.5))

@@ -85,5 +85,6 @@ def _draw(logits: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     cdf = log_p.exp().cumsum(dim=1)
     # Just below the total, so that rounding never lands behind the last id of any probability.
     target = torch.minimum(uniform * cdf[:, -1], cdf[:, -1] * (1 - 1e-12))
-    tokens = torch.searchsorted(cdf, target[:, None], right=True)
+    # Of NaN logits it is behind the last id: what says so is the step, of its loss.
+    tokens = torch.searchsorted(cdf, target[:, None], right=True).clamp(max=logits.shape[1] - 1)
     return tokens[:, 0].cpu(), log_p.gather(1, tokens)[:, 0].cpu()
