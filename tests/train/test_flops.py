@@ -140,7 +140,9 @@ def test_no_figure_is_made_up_for_other_cards_and_slices(name: str) -> None:
 
 
 def test_the_cpu_is_measured() -> None:
+    before = torch.get_rng_state()
     peak = measured_peak(torch.device("cpu"), torch.float32, seconds=0.0)
+    assert torch.equal(torch.get_rng_state(), before), "nobody else's draws are taken"
     assert peak.flops > 1e8
     assert "measured" in peak.what
     assert "float32" in peak.what
