@@ -2,7 +2,7 @@
 
 import torch
 
-from diffurefill.data.packing import PackingCounts
+from diffurefill.data.packing import PackingCounts, Position
 from diffurefill.objective.corruption import Corrupted
 from diffurefill.train.metrics import IntervalMetrics, plain
 from diffurefill.train.step import StepResult
@@ -46,6 +46,18 @@ def test_the_first_step_that_is_no_number_is_named() -> None:
     nan, inf = float("nan"), float("inf")
     assert gathered(result(), result(loss=nan), result(loss=nan)).facts()["nonfinite_step"] == 12
     assert gathered(result(grad_norm=inf), result()).facts()["nonfinite_step"] == 11
+
+
+def test_a_step_number_may_come_again() -> None:
+    """Where a worker that keeps its drift is set back to the global's step."""
+    metrics = IntervalMetrics(clip_norm=1.0)
+    places = [Position(num_rows=n) for n in range(4)]
+    losses = [(5, 2.0), (6, 2.0), (5, float("nan")), (6, float("nan"))]
+    for (step, loss), place in zip(losses, places, strict=True):
+        metrics.add(result(loss=loss), PackingCounts(), step, place)
+    facts = metrics.facts()
+    assert facts["nonfinite_step"] == 5
+    assert facts["nonfinite_rows_from"] == places[2].to_json()
 
 
 def test_a_step_s_metrics_are_tensors_until_they_are_read() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,13 @@ from diffurefill.train.step import StepResult
 
 T_BINS = np.linspace(0.0, 1.0, 5)
 """Edges of the mask-rate bins: a loss by t shows what a mean hides."""
+
+
+class _Taken(NamedTuple):
+    step: int
+    position: Position | None
+    """Where its rows began."""
+    is_finite: Tensor
 
 
 @dataclass
@@ -31,11 +38,10 @@ class IntervalMetrics:
     loss_scale: float | None = None
     masked_by_bin: np.ndarray = field(default_factory=lambda: np.zeros(len(T_BINS) - 1))
     packing: PackingCounts = field(default_factory=PackingCounts)
-    positions: dict[int, Position | None] = field(default_factory=dict)
-    """Global step -> where its rows began."""
     _ce_by_bin: Tensor | None = None
     _num_clipped: Tensor | None = None
-    _is_finite: list[Tensor] = field(default_factory=list)
+    _taken: list[_Taken] = field(default_factory=list)
+    """In the order in which they were taken; a worker that keeps its drift goes back in number."""
 
     def add(
         self,
@@ -57,10 +63,11 @@ class IntervalMetrics:
         self.num_prefix_parts += int(corrupted.has_prefix.sum())
         self.packing = packing
         self.loss_scale = result.loss_scale
-        self.positions[step] = position
-        self._add_on_device(result, torch.from_numpy(bins))
+        is_finite = self._add_on_device(result, torch.from_numpy(bins))
+        self._taken.append(_Taken(step, position, is_finite))
 
-    def _add_on_device(self, result: StepResult, bins: Tensor) -> None:
+    def _add_on_device(self, result: StepResult, bins: Tensor) -> Tensor:
+        """Whether the step was one of numbers, ()."""
         device = result.part_ce.device
         if self._ce_by_bin is None or self._num_clipped is None:
             self._ce_by_bin = torch.zeros(len(T_BINS) - 1, dtype=torch.float64, device=device)
@@ -69,10 +76,9 @@ class IntervalMetrics:
         self._ce_by_bin.index_add_(0, bins, result.part_ce.double())
         if result.is_skipped:  # too large a factor: neither a clip nor a number that is none
             self.num_skipped += 1
-            self._is_finite.append(result.loss.isfinite())
-            return
+            return result.loss.isfinite()
         self._num_clipped += result.grad_norm > self.clip_norm
-        self._is_finite.append(result.loss.isfinite() & result.grad_norm.isfinite())
+        return result.loss.isfinite() & result.grad_norm.isfinite()
 
     def facts(self) -> dict[str, Any]:
         """Shares in [0, 1]; `ce_by_t` in nats per masked token, None where a bin is empty. Waits
@@ -103,10 +109,8 @@ class IntervalMetrics:
 
     def _first_nonfinite(self) -> dict[str, Any]:
         """The first step whose loss or gradient was not finite, and where its rows began."""
-        steps = sorted(self.positions)
-        for step, is_finite in zip(steps, self._is_finite, strict=True):
+        for step, position, is_finite in self._taken:
             if not is_finite:
-                position = self.positions[step]
                 return {
                     "nonfinite_step": step,
                     "nonfinite_rows_from": None if position is None else position.to_json(),
