@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from diffurefill.config import UserError
+from diffurefill.runtime import set_threads
+
 COUNT_PAGES = """
 import resource
 import torch
@@ -30,3 +33,9 @@ def test_memory_that_is_freed_is_not_asked_for_again():
     first, *_, last = map(int, done.stdout.split())
     of_a_round = 8 * 4 * (4 << 20) // 4096
     assert last < 0.01 * of_a_round < first
+
+
+@pytest.mark.parametrize("num_threads", [0, -1])
+def test_there_is_at_least_one_thread(num_threads: int):
+    with pytest.raises(UserError, match="--threads must be at least 1"):
+        set_threads(num_threads)

@@ -70,10 +70,12 @@ def set_threads(num_threads: int | None, *, keeps_memory: bool = True) -> int:
 
     Two processes on two cores want one thread each: spinning at every parallel region costs more
     than the second thread brings. What begins to compute begins here, so memory is seen to as well;
-    a merger, whose promise is to need little, does not keep what it frees.
+    a merger, whose promise is to need little, does not keep what it frees. UserError below 1.
     """
     import torch
 
+    if num_threads is not None and num_threads < 1:
+        raise UserError("--threads must be at least 1")
     if keeps_memory:
         _keep_freed_memory()
     if num_threads is not None:
