@@ -115,7 +115,8 @@ def has_bf16(device: torch.device) -> bool:
     import torch
 
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        # torch.cuda.is_bf16_supported asks of the current GPU, which may be another one.
+        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
     return cpu_has_bf16()
 
 

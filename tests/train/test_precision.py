@@ -15,6 +15,7 @@ from diffurefill import runtime
 from diffurefill.config import TrainConfig, UserError
 from diffurefill.data.packing import PackingCounts
 from diffurefill.optim import loss_scale
+from diffurefill.optim.adamw import build_optimizer
 from diffurefill.optim.loss_scale import LossScale
 from diffurefill.runtime import measuring_dtype, training_dtype, writing_dtype
 from diffurefill.train import gradients
@@ -34,10 +35,9 @@ def with_precision(precision: str, micro: int = B) -> Any:
 def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
     monkeypatch: pytest.MonkeyPatch, native: bool, expected: torch.dtype
 ) -> None:
-    def is_supported(including_emulation: bool = True) -> bool:
-        return native or including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: (8, 0) if native else (7, 5)
+    )
     assert training_dtype(CUDA, "auto") == expected
     assert writing_dtype(CUDA) == expected
     assert writing_dtype(CUDA, "float32") == torch.float32
@@ -46,6 +46,14 @@ def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
     if not native:
         with pytest.raises(UserError, match=r"emulate it: set train\.precision to auto or fp16"):
             training_dtype(CUDA, "bf16")
+
+
+def test_of_two_gpus_the_one_that_is_meant_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    capability = {0: (8, 0), 1: (7, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: capability[d.index])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    found = [training_dtype(torch.device("cuda", index), "auto") for index in (0, 1)]
+    assert found == [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -140,6 +148,35 @@ def test_a_step_whose_gradients_overflow_is_skipped_counted_and_stops_nothing() 
     while step(model, optimizer, batch).is_skipped:
         pass
     assert any(not torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+
+
+class Elsewhere:
+    """Torch's norm of no gradients: a zero that lies on the CPU, whatever the model lies on."""
+
+    def to(self, device: torch.device) -> torch.Tensor:
+        return torch.zeros((), device=device)
+
+
+def nothing_to_mask() -> Any:
+    batch = rows()
+    return replace(batch, doc_ids=np.full_like(batch.doc_ids, -1))
+
+
+@pytest.mark.usefixtures("in_float16")
+def test_the_norm_of_no_gradients_is_brought_to_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: Elsewhere())
+    result = step(*build(), nothing_to_mask())
+    assert result.grad_norm.device == result.loss.device
+    assert not result.is_skipped
+
+
+@pytest.mark.gpu
+def test_a_float16_step_on_a_gpu_may_have_nothing_to_mask() -> None:
+    config = with_precision("fp16")
+    model = build(config)[0].to(CUDA)
+    result = step(model, build_optimizer(model, config.optim), nothing_to_mask(), config)
+    assert result.grad_norm.device == result.loss.device
+    assert result.metrics()["skipped"] == 0
 
 
 @pytest.mark.usefixtures("in_float16")

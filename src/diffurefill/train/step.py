@@ -118,6 +118,7 @@ def train_step(
         loss /= scale.value
         _divide_gradients(model, scale.value)
     grad_norm = nn.utils.clip_grad_norm_(model.parameters(), config.optim.clip_norm)
+    grad_norm = grad_norm.to(loss.device)  # where nothing was masked torch's zero is on the CPU
     rate = learning_rate(step, config.optim)
     optimizer.set_learning_rate(rate)
     used = scale.value if scale else None
