@@ -160,6 +160,22 @@ def test_an_outer_step_is_given_no_number_that_it_would_ignore(fleet: dict) -> N
     FleetConfig(outer_step="nesterov", outer_lr=0.7, outer_momentum=0.9)
 
 
+@pytest.mark.parametrize(
+    "rest",
+    ["[model]\ncausal = true", "[data]\nshort_rows = 1.0"],
+)
+def test_self_repair_is_refused_where_no_row_would_be_made_anew(rest: str) -> None:
+    with pytest.raises(UserError, match=r"objective\.self_repair .*(nothing|no short row)"):
+        configs.loads(f"[objective]\nself_repair = 0.1\n{rest}", RunConfig())
+    configs.loads(rest, RunConfig())
+
+
+def test_self_repair_is_allowed_where_some_rows_are_whole() -> None:
+    """A short row as long as the row itself is whole."""
+    for data in ("short_rows = 0.9", "short_rows = 1.0\nshort_length = 2048"):
+        configs.loads(f"[objective]\nself_repair = 0.1\n[data]\n{data}", RunConfig())
+
+
 # --- numbers ------------------------------------------------------------------------------------
 
 NAN, INF = math.nan, math.inf

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from diffurefill.config import RunConfig, Stage, UserError, load_preset
+from diffurefill.config import ObjectiveConfig, RunConfig, Stage, UserError, load_preset
 from diffurefill.evaluate.judge import Score
 from diffurefill.fleet.loading import load
 from diffurefill.pilot import run as pilot
@@ -47,6 +47,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunConfig, tuple[
     folder = tmp_path_factory.mktemp("pair")
     config = tiny_config(write_corpus(folder))
     return config, train_pair(folder, config, 4, quiet)
+
+
+def test_of_a_pair_the_denoiser_alone_mends_its_drafts() -> None:
+    config = RunConfig(objective=ObjectiveConfig(self_repair=0.5))
+    denoiser, twin = (pilot.one_of_pair(config, causal=causal) for causal in (False, True))
+    assert denoiser == config
+    assert twin.model.causal
+    assert twin.objective.self_repair == 0.0
 
 
 @pytest.fixture

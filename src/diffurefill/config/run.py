@@ -42,6 +42,20 @@ class RunConfig:
             f"probe.sets names {', '.join(unknown)}: give each a [[data.probe_sources]] section "
             "with that name",
         )
+        if self.objective.self_repair > 0:
+            self._check_self_repair()
+
+    def _check_self_repair(self) -> None:
+        require(
+            not self.model.causal,
+            "objective.self_repair does nothing with model.causal, which masks nothing: set it 0",
+        )
+        data = self.data
+        require(
+            data.short_rows < 1.0 or data.short_length == data.row_length,
+            "objective.self_repair makes no short row anew, and with data.short_rows = 1 there are "
+            "no others: set one of them lower",
+        )
 
 
 def preset_names() -> list[str]:

@@ -50,11 +50,17 @@ def train_pair(
     places = []
     for name, causal in (("diffusion", False), ("ar", True)):
         place = folder / name
-        model = replace(config.model, causal=causal)
         say(f"training {name}")
-        train_alone(place, replace(config, model=model), steps, say)
+        train_alone(place, one_of_pair(config, causal=causal), steps, say)
         places.append(str(place))
     return places[0], places[1]
+
+
+def one_of_pair(config: RunConfig, *, causal: bool) -> RunConfig:
+    """`config` of the denoiser or of its twin, which masks nothing and so has no draft to mend."""
+    objective = replace(config.objective, self_repair=0.0) if causal else config.objective
+    model = replace(config.model, causal=causal)
+    return replace(config, model=model, objective=objective)
 
 
 def run_pilot(
