@@ -17,7 +17,7 @@ from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
 from diffurefill.train.checkpoint import load_training_state
 from diffurefill.train.loop import Trainer
-from tests.tiny import tiny_config, write_corpus
+from tests.tiny import tiny_config, write_config, write_corpus
 
 
 def quiet(line: str) -> None:
@@ -82,6 +82,30 @@ def test_another_configuration_is_refused_and_named(tmp_path: Path) -> None:
     other = replace(config, seed=5)
     with pytest.raises(UserError, match="seed = 5"):
         train_alone(tmp_path / "t", other, 8, quiet)
+
+
+def test_a_first_start_that_was_refused_leaves_the_folder_free(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    half = replace(config, train=replace(config.train, precision="fp16"))
+    with pytest.raises(UserError, match="set auto, fp32 or bf16"):
+        train_alone(tmp_path / "t", half, 4, quiet, torch.device("cpu"))
+    train_alone(tmp_path / "t", config, 4, quiet)
+    train_alone(tmp_path / "plain", config, 4, quiet)
+    found, plain = saved_weights(tmp_path / "t"), saved_weights(tmp_path / "plain")
+    assert all(torch.equal(w, found[name]) for name, w in plain.items())
+    assert (tmp_path / "t" / "config.toml").read_text() == (
+        tmp_path / "plain" / "config.toml"
+    ).read_text()
+
+
+def test_a_configuration_that_is_not_of_a_run_is_not_written_over(tmp_path: Path) -> None:
+    own = write_config(tmp_path, tiny_config(write_corpus(tmp_path))).rename(
+        tmp_path / "config.toml"
+    )
+    before = own.read_text()
+    with pytest.raises(UserError, match=r"holds a config\.toml but no run"):
+        train_alone(tmp_path, tiny_config(tmp_path / "corpus.jsonl"), 4, quiet)
+    assert own.read_text() == before
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,11 @@ from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, s
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
 from diffurefill.store.durable import write_file
-from diffurefill.train.checkpoint import load_training_state, save_training_state
+from diffurefill.train.checkpoint import (
+    load_training_state,
+    newest_weights,
+    save_training_state,
+)
 from diffurefill.train.loop import Trainer, initial_weights, make_tokenizer, require_corpus
 from diffurefill.train.metrics import plain
 
@@ -55,12 +59,14 @@ def train_alone(
     last = config.optim.total_steps if steps is None else steps
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
-    if is_train_folder(folder):
-        _require_same(folder, config)
-        tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))
-    else:
+    # A start that was refused, or killed before its first save, binds the folder to nothing.
+    if newest_weights(folder) is None:
+        _require_ours(folder)
         tokenizer = make_tokenizer(config, corpus)
         _lay_out(folder, config, tokenizer, build_probes(config, corpus, tokenizer))
+    else:
+        _require_same(folder, config)
+        tokenizer = Tokenizer.from_json((folder / records.TOKENIZER).read_text("utf-8"))
     interval = config.fleet.local_steps
     trainer = Trainer(
         config,
@@ -160,6 +166,14 @@ def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Prob
     (folder / records.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
     save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())
+
+
+def _require_ours(folder: Path) -> None:
+    """UserError before a config.toml is written over that no `train` has laid out here."""
+    if is_train_folder(folder) and not (folder / records.PROBE).is_file():
+        raise UserError(
+            f"{folder} holds a {records.CONFIG} but no run: give another folder to train in"
+        )
 
 
 def _require_same(folder: Path, config: RunConfig) -> None:
