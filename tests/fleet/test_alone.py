@@ -76,12 +76,21 @@ def test_a_run_killed_and_resumed_equals_the_unbroken_one(
     assert all(torch.equal(w, broken[name]) for name, w in whole.items())
 
 
-def test_another_configuration_is_refused_and_named(tmp_path: Path) -> None:
+def test_another_configuration_is_refused_with_what_was_and_what_is(tmp_path: Path) -> None:
     config = tiny_config(write_corpus(tmp_path))
-    train_alone(tmp_path / "t", config, 4, quiet)
-    other = replace(config, seed=5)
-    with pytest.raises(UserError, match="seed = 5"):
-        train_alone(tmp_path / "t", other, 8, quiet)
+    tail = replace(config, optim=replace(config.optim, tail_from_step=20))
+    train_alone(tmp_path / "t", tail, 4, quiet)
+    source = replace(config.data.sources[0], has_spans=False)
+    sources = replace(config, data=replace(config.data, sources=(source,)))
+    rates = replace(config, optim=replace(config.optim, peak_lr=((0, 1e-2), (30, 1e-3))))
+    for other, message in (
+        (replace(tail, seed=5), r"\(seed = 0 there, 5 now\)"),
+        (config, r"\(optim\.tail_from_step = 20 there, unset now\)"),
+        (sources, r"data\.sources\.0\.has_spans = true there, false now"),
+        (rates, r"peak_lr = \[\[0, 0\.01\]\] there, \[\[0, 0\.01\], \[30, 0\.001\]\] now"),
+    ):
+        with pytest.raises(UserError, match=message):
+            train_alone(tmp_path / "t", other, 8, quiet)
 
 
 def test_a_first_start_that_was_refused_leaves_the_folder_free(tmp_path: Path) -> None:

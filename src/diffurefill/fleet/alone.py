@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -179,11 +179,26 @@ def _require_ours(folder: Path) -> None:
 def _require_same(folder: Path, config: RunConfig) -> None:
     there = configs.load_file(folder / records.CONFIG, RunConfig())
     if there != config:
-        lines = set(configs.dumps(config).splitlines()) - set(configs.dumps(there).splitlines())
+        changes = "; ".join(_differences(asdict(there), asdict(config)))
         raise UserError(
-            f"{folder} was made with another configuration (now: {'; '.join(sorted(lines))}): "
-            "give it another folder, or the same settings"
+            f"{folder} was made with another configuration ({changes}): give another folder, or "
+            "the same settings"
         )
+
+
+def _differences(there: Any, now: Any, where: str = "") -> Iterator[str]:
+    """`seed = 0 there, 5 now` for each setting that is not the same; sections are dicts."""
+    if there == now:
+        return
+    if isinstance(there, dict):
+        for key in there:
+            yield from _differences(there[key], now[key], f"{where}.{key}" if where else key)
+    elif isinstance(there, tuple) and len(there) == len(now) and isinstance(there[0], dict):
+        for i, (one, other) in enumerate(zip(there, now, strict=True)):
+            yield from _differences(one, other, f"{where}.{i}")
+    else:
+        one, other = ("unset" if x is None else json.dumps(x) for x in (there, now))
+        yield f"{where} = {one} there, {other} now"
 
 
 def _log(folder: Path, step: int, facts: dict[str, Any]) -> None:
