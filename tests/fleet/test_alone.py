@@ -107,6 +107,18 @@ def test_a_first_start_that_was_refused_leaves_the_folder_free(tmp_path: Path) -
     ).read_text()
 
 
+def test_a_start_that_has_no_step_to_take_does_not_say_that_it_saved(tmp_path: Path) -> None:
+    config, said = tiny_config(write_corpus(tmp_path)), []
+    train_alone(tmp_path / "t", config, 0, said.append)
+    assert load_training_state(tmp_path / "t") is None
+    train_alone(tmp_path / "t", config, 4, quiet)
+    train_alone(tmp_path / "t", config, 3, said.append)
+    assert [line for line in said if "train:" in line] == [
+        "train: no step to take, the run is at step 0 and was to get to 0",
+        "train: no step to take, the run is at step 4 and was to get to 3",
+    ]
+
+
 def test_a_configuration_that_is_not_of_a_run_is_not_written_over(tmp_path: Path) -> None:
     own = write_config(tmp_path, tiny_config(write_corpus(tmp_path))).rename(
         tmp_path / "config.toml"

@@ -89,6 +89,10 @@ def train_alone(
         done = Done(**state.meta["done"])
         report(f"resumed at step {trainer.step}")
     began, first = time.monotonic(), trainer.step
+    if first >= last:
+        trainer.close()
+        report(f"train: no step to take, the run is at step {first} and was to get to {last}")
+        return
     try:
         _steps(trainer, folder, last, corpus.fingerprint, done, report)
     finally:
