@@ -119,6 +119,13 @@ def test_a_start_that_has_no_step_to_take_does_not_say_that_it_saved(tmp_path: P
     ]
 
 
+@pytest.mark.parametrize("name", ["corpus.jsonl", "corpus.jsonl/t"])
+def test_a_file_is_no_folder_to_train_in(tmp_path: Path, name: str) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    with pytest.raises(UserError, match=r"corpus\.jsonl is a file: give the path of a folder"):
+        train_alone(tmp_path / name, config, 4, quiet)
+
+
 def test_a_configuration_that_is_not_of_a_run_is_not_written_over(tmp_path: Path) -> None:
     own = write_config(tmp_path, tiny_config(write_corpus(tmp_path))).rename(
         tmp_path / "config.toml"

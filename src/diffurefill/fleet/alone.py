@@ -23,7 +23,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
-from diffurefill.store.durable import write_file
+from diffurefill.store.durable import make_folder, write_file
 from diffurefill.train.checkpoint import (
     load_training_state,
     newest_weights,
@@ -59,6 +59,7 @@ def train_alone(
     last = config.optim.total_steps if steps is None else steps
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
+    make_folder(folder)
     # A start that was refused, or killed before its first save, binds the folder to nothing.
     if newest_weights(folder) is None:
         _require_ours(folder)
@@ -166,7 +167,6 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str, done: Done) -> None:
 
 def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Probes) -> None:
     """Write the fixed files, the configuration last and whole: it makes it a train folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     (folder / records.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
     save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())

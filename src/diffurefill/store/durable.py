@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from diffurefill.config import UserError
 from diffurefill.store.base import Denied, Ref, new_nonce
 
 # What the person can do about an error; the kernel says these before it has done anything.
@@ -34,7 +35,10 @@ def fsync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """`folder` and its parents, each made to last in the one above it."""
+    """`folder` and its parents, each made to last in the one above it. Raises UserError where one
+    of them is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: give the path of a folder, for example ./run")
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
