@@ -22,6 +22,7 @@ from diffurefill.train import checkpoint
 from diffurefill.train.checkpoint import (
     load_training_state,
     load_weights,
+    newest_weights,
     save_training_state,
     save_weights,
     schema,
@@ -271,6 +272,20 @@ def test_the_last_two_states_are_kept_and_the_pointer_goes_back(tmp_path: Path) 
         load_training_state(tmp_path)
     (tmp_path / "LATEST").write_text("3")
     assert loaded_step(tmp_path) == 3
+
+
+@pytest.mark.parametrize("read", [load_training_state, newest_weights])
+def test_a_way_back_is_named_only_where_there_is_one(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    for step in (1, 2):
+        save_step(tmp_path, step)
+        (tmp_path / f"state-{step:08d}" / "meta.json").write_text("{")
+    with pytest.raises(UserError, match="write 1 into"):
+        read(tmp_path)
+    (tmp_path / "LATEST").write_text("1")
+    with pytest.raises(UserError, match="start anew in another folder"):
+        read(tmp_path)
 
 
 # --- kills ---

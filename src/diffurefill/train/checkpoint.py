@@ -118,10 +118,7 @@ def load_training_state(folder: Path) -> TrainingState | None:
         tensors = load_weights(source / "optimizer.safetensors")
         weights = load_weights(source / "weights.safetensors")
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{source} is damaged ({error}); write {number - 1} into {folder / _POINTER} "
-            "to go back to the state before"
-        ) from None
+        raise _damaged(folder, number, error) from None
     return TrainingState(weights, _unpack(structure, tensors), meta)
 
 
@@ -134,7 +131,15 @@ def newest_weights(folder: Path) -> tuple[Path, dict[str, Any]] | None:
     try:
         return source / "weights.safetensors", json.loads((source / "meta.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise UserError(f"{source} is damaged ({error})") from None
+        raise _damaged(folder, number, error) from None
+
+
+def _damaged(folder: Path, number: int, error: Exception) -> UserError:
+    """With the way back to the state before, where there is one."""
+    way_out = "start anew in another folder"
+    if _state_folder(folder, number - 1).is_dir():
+        way_out = f"write {number - 1} into {folder / _POINTER} to go back to the state before"
+    return UserError(f"{_state_folder(folder, number)} is damaged ({error}); {way_out}")
 
 
 def _state_folder(folder: Path, number: int) -> Path:
