@@ -1,6 +1,7 @@
 """Weights and training state survive exactly, or the file before them does."""
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -335,6 +336,48 @@ def kill_at(patch: pytest.MonkeyPatch, step: int) -> None:
 
     for name in ("fsync", "replace", "unlink", "mkdir", "rmdir"):
         patch.setattr(os, name, wrap(getattr(os, name)))
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_full_disk_is_named_by_the_file_and_the_state_before_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """At whichever write the disk is full."""
+    save_step(tmp_path / "before", 1)
+    for left in range(1000):
+        folder = shutil.copytree(tmp_path / "before", tmp_path / str(left))
+        with monkeypatch.context() as patch:
+            _full_after(patch, call, left)
+            error = _error_of(lambda folder=folder: save_step(folder, 2))
+        assert not list(folder.rglob("*.part"))
+        if error is None:
+            break
+        assert Path(error.filename or "").is_relative_to(folder)
+        assert loaded_step(folder) in (1, 2)
+    assert left >= 2
+    assert loaded_step(folder) == 2
+
+
+def _error_of(call: Callable[[], object]) -> OSError | None:
+    try:
+        call()
+    except OSError as error:
+        return error
+    return None
+
+
+def _full_after(patch: pytest.MonkeyPatch, name: str, left: int) -> None:
+    """`left` calls of os.`name` succeed, none after that."""
+    real, made = getattr(os, name), 0
+
+    def full(*arguments: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made > left:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(*arguments)
+
+    patch.setattr(os, name, full)
 
 
 @pytest.mark.parametrize("saved_before", [0, 2])

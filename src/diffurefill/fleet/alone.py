@@ -23,7 +23,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
-from diffurefill.store.durable import make_folder, write_file
+from diffurefill.store.durable import make_folder, os_errors_name, write_file
 from diffurefill.train.checkpoint import (
     load_training_state,
     newest_weights,
@@ -167,7 +167,7 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str, done: Done) -> None:
 
 def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Probes) -> None:
     """Write the fixed files, the configuration last and whole: it makes it a train folder."""
-    (folder / records.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+    write_file(folder / records.TOKENIZER, tokenizer.to_json().encode())
     save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())
 
@@ -206,5 +206,5 @@ def _differences(there: Any, now: Any, where: str = "") -> Iterator[str]:
 
 
 def _log(folder: Path, step: int, facts: dict[str, Any]) -> None:
-    with open(folder / LOG, "a", encoding="utf-8") as f:
+    with os_errors_name(folder / LOG), open(folder / LOG, "a", encoding="utf-8") as f:
         f.write(json.dumps({"step": step, "time": time.time(), **facts}) + "\n")

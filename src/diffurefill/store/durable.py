@@ -29,7 +29,8 @@ def fsync_folder(folder: Path) -> None:
     """Make the names in `folder` last: a rename or link lives in the folder, not in the file."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with os_errors_name(folder):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
 
@@ -65,7 +66,8 @@ def replace_durably(part: Path, dest: Path) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """`path` holds its old content or the new one, never a part of either."""
-    with removed_at_exit(path.with_name(f".{path.name}.{new_nonce()}.part")) as part:
+    part = path.with_name(f".{path.name}.{new_nonce()}.part")
+    with os_errors_name(path), removed_at_exit(part):
         with open(part, "xb") as f:
             write_hashed([content], f)
         replace_durably(part, path)
@@ -80,6 +82,18 @@ def removed_at_exit(part: Path) -> Generator[Path]:
         # Suppressed: on a dying disk the error that brought us here is the one to report.
         with contextlib.suppress(OSError):
             part.unlink()
+
+
+@contextlib.contextmanager
+def os_errors_name(path: Path) -> Generator[None]:
+    """An OSError that names no file names `path`: the kernel knows descriptors when it writes, and
+    a person is to learn which disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from diffurefill.config import UserError
 from diffurefill.store.base import new_nonce
-from diffurefill.store.durable import removed_at_exit, replace_durably
+from diffurefill.store.durable import os_errors_name, removed_at_exit, replace_durably
 from diffurefill.train import directfile
 from diffurefill.train.directfile import DirectFile
 
@@ -213,10 +213,13 @@ class StreamingWriter:
         if not piece.numel():
             return
         place = self._body + span.begin + first * span.itemsize
-        self._file.write(_bytes_of(piece.detach().cpu().contiguous().flatten()), place)
+        content = _bytes_of(piece.detach().cpu().contiguous().flatten())
+        with os_errors_name(self._path):
+            self._file.write(content, place)
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(os_errors_name(self._path))
             stack.enter_context(removed_at_exit(self._part))
             num_bytes = max((span.end for span in self._spans.values()), default=0)
             header = self._header(num_bytes)
