@@ -3,13 +3,16 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
 from diffurefill.commands.bench.shared import Bench
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.loader import Loader
+from diffurefill.train import step as train_step
 from diffurefill.train.flops import Peak, six_nd, step_flops
 from diffurefill.train.timing import PARTS
 from tests.tiny import tiny_config, write_corpus
@@ -58,6 +61,27 @@ def test_the_table_shows_them(config: RunConfig, capsys: pytest.CaptureFixture[s
     for words in ("tiny", "tokens/s", "MFU by 6ND", "MFU exact", "attention", "a peak for tests"):
         assert words in shown
     assert "4 rows of 32, 2 at a time" in shown
+
+
+def test_the_rows_that_were_taken_are_told(
+    config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as the batch has, where more are asked for; fewer, where memory was too small."""
+    many = replace(config, train=replace(config.train, micro_batch_rows=16))
+    assert BenchTrain(settings=many, steps=1, json=True, device="cpu").run() == 0
+    assert json.loads(capsys.readouterr().out)["micro_batch_rows"] == 4
+    assert BenchOptimizer(settings=many, repeats=1, json=True, device="cpu").run() == 0
+    assert json.loads(capsys.readouterr().out)["micro_batches"] == 1
+    accumulate = train_step.accumulate
+
+    def small(*arguments: Any) -> Any:
+        if arguments[-1] > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return accumulate(*arguments)
+
+    monkeypatch.setattr(train_step, "accumulate", small)
+    assert BenchTrain(settings=many, steps=1, json=True, device="cpu").run() == 0
+    assert json.loads(capsys.readouterr().out)["micro_batch_rows"] == 2
 
 
 def test_no_step_begins_after_the_time(

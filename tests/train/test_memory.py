@@ -176,6 +176,20 @@ def test_an_explicit_number_of_rows_is_taken_as_it_is() -> None:
     assert micro_batch(config, CPU).rows == 5
 
 
+def test_more_rows_at_once_than_a_batch_has_are_the_batch() -> None:
+    config = replace(big(), train=TrainConfig(micro_batch_rows=16, batch_rows=4))
+    assert micro_batch(config, CPU).rows == 4
+
+
+def test_a_gpu_too_small_for_one_row_is_told_what_helps() -> None:
+    with pytest.raises(UserError, match=r"set data\.row_length or train\.activation_budget lower"):
+        MicroBatch(1).halve()
+    at_once = MicroBatch(2)
+    at_once.halve()
+    with pytest.raises(UserError, match="too small for one row"):
+        at_once.halve()
+
+
 def test_a_gpu_with_less_memory_than_thought_halves_once_and_gets_the_same_step(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,7 +36,12 @@ class MicroBatch:
 
     def halve(self) -> None:
         """Raises UserError when that was done before, or there is but one row."""
-        if self._is_halved or self.rows == 1:
+        if self.rows == 1:
+            raise UserError(
+                "the GPU's memory is too small for one row at a time: set data.row_length or "
+                "train.activation_budget lower, or take a smaller model"
+            )
+        if self._is_halved:
             raise UserError(
                 f"the GPU's memory is too small for {self.rows} rows at once: set "
                 "train.micro_batch_rows lower, or train.activation_budget below 1"
@@ -46,12 +51,14 @@ class MicroBatch:
 
 
 def micro_batch(config: RunConfig, device: torch.device) -> MicroBatch:
-    """The one that the configuration asks for, or the largest that fits.
+    """The one that the configuration asks for, a whole batch at most, or the largest that fits.
 
     Raises UserError, which says what would fit, where not even one row does.
     """
     asked = config.train.micro_batch_rows
-    return MicroBatch(asked or fitting_rows(config, device.type, available_bytes(device)))
+    if asked:
+        return MicroBatch(min(asked, config.train.batch_rows))
+    return MicroBatch(fitting_rows(config, device.type, available_bytes(device)))
 
 
 def sizes(config: RunConfig, device_type: str) -> list[int]:

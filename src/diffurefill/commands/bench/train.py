@@ -78,7 +78,7 @@ def bench_train(
         "data_share": round(data_seconds * work.steps / taken, 4),
         "memory_mb": peak_memory_mb(device),
         "batch_rows": config.train.batch_rows,
-        "micro_batch_rows": config.train.micro_batch_rows,
+        "micro_batch_rows": trainer.how()["rows_at_once"],
         "row_length": config.data.row_length,
         "optimizer": config.optim.optimizer,
     }
