@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from diffurefill.commands.bench import BenchAttention, BenchOptimizer, BenchTrain
-from diffurefill.commands.bench.shared import Bench
+from diffurefill.commands.bench.shared import Bench, first_rows
 from diffurefill.config import RunConfig, UserError
 from diffurefill.data.loader import Loader
+from diffurefill.model import denoiser
+from diffurefill.model.denoiser import BlockCalls, Denoiser
+from diffurefill.train import loop
 from diffurefill.train import step as train_step
 from diffurefill.train.flops import Peak, six_nd, step_flops
 from diffurefill.train.timing import PARTS
@@ -139,6 +143,33 @@ def test_optimisers_are_timed_beside_forward_and_backward(
     assert ours <= set(found["ms"]) <= {*ours, "forward and backward", "torch.optim.Muon"}
     assert found["share_of_micro_batch"]["forward and backward"] == 1.0
     assert all(ms > 0 for ms in found["ms"].values())
+
+
+def test_optimisers_are_timed_beside_what_training_does(
+    config: RunConfig, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run's first rows with their documents, and blocks compiled where training has them so."""
+
+    def compile_for_nothing(model: Denoiser) -> None:
+        model.training_calls = BlockCalls(*denoiser.EAGER)
+
+    documents = []
+    hidden = Denoiser.hidden
+
+    def seen(model: Denoiser, canvas: Tensor, doc_ids: Tensor, *rest: Any, **more: Any) -> Tensor:
+        documents.append((doc_ids, denoiser.EAGER is not model.training_calls))
+        return hidden(model, canvas, doc_ids, *rest, **more)
+
+    monkeypatch.setattr(Denoiser, "hidden", seen)
+    monkeypatch.setattr(loop, "why_eager", lambda *_: None)
+    monkeypatch.setattr(loop, "compile_blocks", compile_for_nothing)
+    small = replace(config, train=replace(config.train, micro_batch_rows=2))
+    assert BenchOptimizer(settings=small, repeats=1, json=True, device="cpu").run() == 0
+    assert json.loads(capsys.readouterr().out)["blocks"] == "compiled"
+    first = torch.from_numpy(first_rows(small).doc_ids)
+    timed = documents[2:]  # behind both micro-batches of the step that makes training ready
+    assert len(timed) == 3
+    assert all(torch.equal(ids, first[:2]) and compiled for ids, compiled in timed)
 
 
 def test_their_tables_name_what_was_measured(

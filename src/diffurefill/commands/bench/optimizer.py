@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from diffurefill.commands.bench.shared import Bench, Call, by_turns, require_repeats
+from diffurefill.commands.bench.shared import (
+    Bench,
+    Call,
+    by_turns,
+    open_loader,
+    open_trainer,
+    require_repeats,
+)
 from diffurefill.commands.common import progress
 from diffurefill.config import OptimConfig, RunConfig
 
@@ -14,7 +21,10 @@ if TYPE_CHECKING:
     import torch
     from rich.table import Table
 
+    from diffurefill.data.packing import Rows
     from diffurefill.model.denoiser import Denoiser
+    from diffurefill.objective.corruption import Corrupted
+    from diffurefill.train.loop import Trainer
 
 LR = 1e-3
 OURS: dict[str, dict[str, Any]] = {
@@ -45,15 +55,19 @@ def bench_optimizer(config: RunConfig, device: torch.device, repeats: int) -> di
     """One arm at a time has its state in memory: a card that trains the preset has the room."""
     import torch
 
-    from diffurefill.model.denoiser import Denoiser, num_parameters
+    from diffurefill.model.denoiser import num_parameters
     from diffurefill.runtime import device_name
     from diffurefill.train.gradients import arithmetic_of
-    from diffurefill.train.loop import initial_weights
 
-    model = Denoiser(config.model)
-    model.load_state_dict(initial_weights(config))
-    model.to(device)
-    micro_batch = micro_batch_of(model, config)
+    trainer, corpus = open_trainer(config, device)
+    try:
+        trainer.take_step()  # which decides on blocks, attention and rows at once
+    finally:
+        trainer.close()
+    trainer.reset_optimizer()  # its moments are gone before an arm has its own
+    model, how = trainer.model, trainer.how()
+    with open_loader(config, corpus, trainer.tokenizer) as loader:
+        micro_batch = micro_batch_of(trainer, next(loader))
     micro_batch()
     seconds = {FORWARD_BACKWARD: by_turns({"": micro_batch}, device, repeats)[""]}
     for name, build in arms(config.optim).items():
@@ -61,7 +75,7 @@ def bench_optimizer(config: RunConfig, device: torch.device, repeats: int) -> di
         step = build(model)
         if step is not None:
             seconds[name] = by_turns({name: step}, device, repeats)[name]
-    rows, length = config.train.micro_batch_rows, config.data.row_length
+    rows, length = how["rows_at_once"], config.data.row_length
     dtype = arithmetic_of(device, config.train).dtype or torch.float32
     whole = seconds[FORWARD_BACKWARD]
     per_step = whole * config.train.batch_rows / rows
@@ -70,6 +84,7 @@ def bench_optimizer(config: RunConfig, device: torch.device, repeats: int) -> di
         "precision": str(dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "parameters": num_parameters(config.model),
+        "blocks": how["blocks"],
         "tokens": rows * length,
         "micro_batches": round(config.train.batch_rows / rows, 3),
         "ms": {name: round(1000 * s, 3) for name, s in seconds.items()},
@@ -79,36 +94,39 @@ def bench_optimizer(config: RunConfig, device: torch.device, repeats: int) -> di
     }
 
 
-def micro_batch_of(model: Denoiser, config: RunConfig) -> Call:
-    """Forward and backward of one micro-batch of whole rows, half of their tokens masked."""
+def micro_batch_of(trainer: Trainer, rows: Rows) -> Call:
+    """Forward and backward of the first micro-batch of a step's `rows`, as training masks them."""
     import torch
 
-    from diffurefill.train.gradients import (
-        arithmetic_of,
-        autocast,
-        forward_backward,
-        head_copy,
-        padded_positions,
-    )
+    from diffurefill.objective.loss import token_weights
+    from diffurefill.train.gradients import accumulate, arithmetic_of
 
-    device = model.embedding.weight.device
-    how, vocab = arithmetic_of(device, config.train), config.model.vocab_size
-    shape = (config.train.micro_batch_rows, config.data.row_length)
-    generator = torch.Generator().manual_seed(config.seed)
-    ids = torch.randint(vocab, shape, generator=generator)
-    at = torch.rand(shape, generator=generator) < 0.5
-    wanted = padded_positions(at, how.pad_to)
-    targets = ids.flatten()[wanted].to(device)
-    weights = torch.full((len(wanted),), 1.0 / max(len(wanted), 1), device=device)
-    canvas, wanted = ids.to(device), wanted.to(device)
+    model, config, at_once = trainer.model, trainer.config, trainer.at_once.rows
+    how, masked = arithmetic_of(trainer.device, config.train), corrupted(trainer, rows)
+    weights = token_weights(
+        masked.is_masked, masked.parts, masked.t, masked.num_eligible, config.objective.loss
+    )
+    doc_ids = torch.from_numpy(rows.doc_ids[:at_once])
 
     def run() -> None:
         model.zero_grad()
-        with autocast(device, how.dtype):
-            cast = head_copy(model, how)
-            forward_backward(model, how, canvas, None, wanted, targets, weights, cast)
+        accumulate(model, how, masked, doc_ids, weights, at_once)
 
     return run
+
+
+def corrupted(trainer: Trainer, rows: Rows) -> Corrupted:
+    """`rows` as the first step masks them, self-repair aside."""
+    from diffurefill.objective.corruption import corrupt
+    from diffurefill.objective.next_token import next_token
+
+    config, tokenizer = trainer.config, trainer.tokenizer
+    if config.model.causal:
+        return next_token(rows)
+    keys = [(config.seed, "mask", 1, trainer.slot, row) for row in range(len(rows.ids))]
+    return corrupt(
+        rows, config.objective, keys=keys, mask_id=tokenizer.mask_id, bos_id=tokenizer.bos_id
+    )
 
 
 def arms(optim: OptimConfig) -> dict[str, Callable[[Denoiser], Call | None]]:
@@ -170,8 +188,9 @@ def table(figures: dict[str, Any]) -> Table:
 
     shown = Table(
         title=f"optimisers of {figures['preset']}: {figures['parameters']:,} parameters",
-        caption=f"{figures['device']}, {figures['precision']}; a micro-batch has "
-        f"{figures['tokens']:,} tokens, a step {figures['micro_batches']:g} micro-batches. "
+        caption=f"{figures['device']}, {figures['precision']}, {figures['blocks']} blocks; "
+        f"a micro-batch has {figures['tokens']:,} tokens, a step {figures['micro_batches']:g} "
+        "micro-batches. "
         "Muon: for the block matrices, AdamW for the rest",
         box=None,
     )

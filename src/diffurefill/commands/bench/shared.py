@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from diffurefill.data.documents import Corpus
+    from diffurefill.data.loader import Loader
     from diffurefill.data.packing import Rows
+    from diffurefill.data.tokens.tokenizer import Tokenizer
     from diffurefill.train.loop import Trainer
 
 Call = Callable[[], object]
@@ -95,22 +97,28 @@ def open_trainer(config: RunConfig, device: torch.device) -> tuple[Trainer, Corp
 def first_rows(config: RunConfig) -> Rows:
     """The rows of a run's first step."""
     from diffurefill.data.documents import open_corpus
-    from diffurefill.data.loader import Loader
     from diffurefill.train.loop import make_tokenizer
 
     progress("opening the text")
     corpus = open_corpus(config.data)
-    with Loader(
+    with open_loader(config, corpus, make_tokenizer(config, corpus)) as loader:
+        return next(loader)
+
+
+def open_loader(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> Loader:
+    """A run's rows from the first on, made where they are asked for."""
+    from diffurefill.data.loader import Loader
+
+    return Loader(
         corpus,
-        make_tokenizer(config, corpus),
+        tokenizer,
         data=config.data,
         seed=config.seed,
         slot=0,
         interval_rows=config.fleet.local_steps * config.train.batch_rows,
         batch_rows=config.train.batch_rows,
         prefetch=0,
-    ) as loader:
-        return next(loader)
+    )
 
 
 def require_repeats(repeats: int) -> None:

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from diffurefill.commands.bench.shared import Bench, open_trainer
+from diffurefill.commands.bench.shared import Bench, open_loader, open_trainer
 from diffurefill.commands.common import progress
 from diffurefill.config import RunConfig, UserError
 
@@ -140,20 +140,8 @@ def seconds_of_data(config: RunConfig, corpus: Corpus, tokenizer: Tokenizer) -> 
     """What a batch of rows costs the thread that makes it, by itself."""
     from statistics import median
 
-    from diffurefill.data.loader import Loader
-
-    interval_rows = config.fleet.local_steps * config.train.batch_rows
     seconds = []
-    with Loader(
-        corpus,
-        tokenizer,
-        data=config.data,
-        seed=config.seed,
-        slot=0,
-        interval_rows=interval_rows,
-        batch_rows=config.train.batch_rows,
-        prefetch=0,
-    ) as loader:
+    with open_loader(config, corpus, tokenizer) as loader:
         for _ in range(WARMUP_STEPS + SHARE_STEPS):
             began = time.perf_counter()
             next(loader)
