@@ -15,8 +15,10 @@ from diffurefill.decode.view.views import Views
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
+from diffurefill.train import micro_batch
 from diffurefill.train.checkpoint import load_training_state
 from diffurefill.train.loop import Trainer
+from diffurefill.train.micro_batch import USABLE, footprint
 from tests.tiny import tiny_config, write_config, write_corpus
 
 
@@ -74,6 +76,24 @@ def test_a_run_killed_and_resumed_equals_the_unbroken_one(
     train_alone(tmp_path / "broken", config, 12, quiet)
     whole, broken = saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken")
     assert all(torch.equal(w, broken[name]) for name, w in whole.items())
+
+
+@pytest.mark.parametrize(("now", "expected"), [("cpu", 2), ("another card", 4)])
+def test_a_resumed_run_takes_as_many_rows_at_once_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: str, expected: int
+) -> None:
+    """Though more would fit now: sums of other rows round otherwise."""
+    config = tiny_config(write_corpus(tmp_path))
+    config = replace(config, train=replace(config.train, micro_batch_rows=0))
+    free = footprint(config, "cpu", 2).total / USABLE["cpu"]
+    monkeypatch.setattr(micro_batch, "available_bytes", lambda _: free)
+    train_alone(tmp_path / "t", config, 4, quiet)
+    monkeypatch.undo()
+    monkeypatch.setattr(alone, "device_name", lambda _: now)
+    train_alone(tmp_path / "t", config, 8, quiet)
+    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    found = [record["rows_at_once"] for record in log if "held_out_ce" in record]
+    assert found == [2, expected]
 
 
 def test_another_configuration_is_refused_with_what_was_and_what_is(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ def test_the_largest_that_fits_is_taken(free: float, expected: int) -> None:
 
 
 @pytest.mark.usefixtures("linear")
+@pytest.mark.parametrize(("free", "expected"), [(100, 4), (7, 4), (6.6, 3)])
+def test_rows_of_before_stay_where_they_fit(free: float, expected: int) -> None:
+    assert fitting_rows(big(), "cuda", int(free * GIB), before=4) == expected
+
+
+@pytest.mark.usefixtures("linear")
 def test_a_card_too_small_is_told_with_what_would_fit() -> None:
     message = (
         r"one row of 2048 tokens needs 3\.00 GiB and cuda has 2\.34 GiB to give; what would fit: "

@@ -46,7 +46,7 @@ def step(
 
 @pytest.mark.parametrize("loss", ["pooled", "row", "elbo"])
 @pytest.mark.parametrize("micro", [1, 3, 4])
-def test_the_micro_batch_size_never_changes_the_update(loss: str, micro: int) -> None:
+def test_the_micro_batch_size_changes_an_update_by_rounding_alone(loss: str, micro: int) -> None:
     config = replace(CONFIG, objective=ObjectiveConfig(loss=loss))
     whole, split = build(config), build(config)
     smaller = replace(config, train=TrainConfig(batch_rows=B, micro_batch_rows=micro))

@@ -1,7 +1,9 @@
 """`train`: a fleet of one, without store or merger. Saves, and resumes exactly where it was.
 
 The folder holds config.toml, tokenizer.json, probe.safetensors, log.jsonl and the numbered states
-of train/checkpoint.py. Interrupted and resumed, it gives the same weights bit for bit.
+of train/checkpoint.py. Interrupted and resumed, it gives the same weights: bit for bit on the same
+CPU with as many threads and rows at once, which stay where memory has room; but for rounding on a
+GPU, where the fastest attention is found anew at every start.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
+from diffurefill.runtime import default_device, device_name
 from diffurefill.store.durable import make_folder, os_errors_name, write_file
 from diffurefill.train.checkpoint import (
     load_training_state,
@@ -61,7 +64,8 @@ def train_alone(
     corpus = open_corpus(config.data)
     make_folder(folder)
     # A start that was refused, or killed before its first save, binds the folder to nothing.
-    if newest_weights(folder) is None:
+    saved = newest_weights(folder)
+    if saved is None:
         _require_ours(folder)
         tokenizer = make_tokenizer(config, corpus)
         _lay_out(folder, config, tokenizer, build_probes(config, corpus, tokenizer))
@@ -77,6 +81,7 @@ def train_alone(
         interval_steps=interval,
         device=device,
         report=report,
+        rows_before=None if saved is None else _rows_before(saved[1], device),
     )
     state, done = load_training_state(folder), Done()
     if state is None:
@@ -100,6 +105,13 @@ def train_alone(
         trainer.close()
     seconds = time.monotonic() - began
     report(f"train: steps {first} to {trainer.step} in {seconds:.0f} s, saved in {folder}")
+
+
+def _rows_before(meta: dict[str, Any], device: torch.device | None) -> int | None:
+    """Rows at once of the saved state; None on another device, where sums round otherwise anyway
+    and more may fit."""
+    is_same = meta.get("device") == device_name(device or default_device())
+    return meta.get("rows_at_once") if is_same else None
 
 
 def _steps(
@@ -156,6 +168,8 @@ def _save(trainer: Trainer, folder: Path, fingerprint: str, done: Done) -> None:
         "position": trainer.position.to_json(),
         "corpus_sha": fingerprint,
         "done": asdict(done),
+        "device": device_name(trainer.device),
+        "rows_at_once": trainer.at_once.rows,
     }
     save_training_state(
         folder,

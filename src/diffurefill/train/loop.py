@@ -43,7 +43,7 @@ class Trainer:
 
     `interval_steps` steps make an interval, at whose end the packer holds nothing open: there a
     slot's cursor is its whole position. Masks are keyed by (seed, step, slot, row), so a restart
-    or another micro-batch size gives the same run.
+    gives the same run, and another micro-batch size does but for rounding.
     """
 
     def __init__(
@@ -56,13 +56,14 @@ class Trainer:
         interval_steps: int,
         device: torch.device | None = None,
         report: Callable[[str], None] = lambda line: None,
+        rows_before: int | None = None,
     ) -> None:
         """`device`: None takes a GPU where there is one. `report` takes the lines that say how the
-        step is computed here."""
+        step is computed here. `rows_before`: at once, in the run that this one goes on with."""
         self.config, self.slot = config, slot
         self.tokenizer = with_encoder(tokenizer, config.data, corpus)
         self.device = default_device() if device is None else device
-        self.at_once = micro_batch(config, self.device)
+        self.at_once = micro_batch(config, self.device, rows_before)
         self.model = Denoiser(config.model).to(self.device)
         self.optimizer = build_optimizer(self.model, config.optim)
         self.step = 0

@@ -1,6 +1,7 @@
 """How many rows go through the model at once: chosen for the memory there is.
 
-The choice changes memory and speed, never the result: the masks of a step are drawn before it.
+The choice changes memory and speed, and the result by rounding alone: the masks of a step, and what
+each counts, are drawn before it.
 """
 
 from __future__ import annotations
@@ -50,15 +51,16 @@ class MicroBatch:
         log.warning("out of GPU memory: from here on %d rows at once", self.rows)
 
 
-def micro_batch(config: RunConfig, device: torch.device) -> MicroBatch:
+def micro_batch(config: RunConfig, device: torch.device, before: int | None = None) -> MicroBatch:
     """The one that the configuration asks for, a whole batch at most, or the largest that fits.
+    before: rows that a resumed run had at once; they stay where they fit, so that sums round alike.
 
     Raises UserError, which says what would fit, where not even one row does.
     """
     asked = config.train.micro_batch_rows
     if asked:
         return MicroBatch(min(asked, config.train.batch_rows))
-    return MicroBatch(fitting_rows(config, device.type, available_bytes(device)))
+    return MicroBatch(fitting_rows(config, device.type, available_bytes(device), before))
 
 
 def sizes(config: RunConfig, device_type: str) -> list[int]:
@@ -68,9 +70,12 @@ def sizes(config: RunConfig, device_type: str) -> list[int]:
     return [n for n in range(1, min(most, batch_rows) + 1) if batch_rows % n == 0]
 
 
-def fitting_rows(config: RunConfig, device_type: str, free_bytes: int) -> int:
+def fitting_rows(
+    config: RunConfig, device_type: str, free_bytes: int, before: int | None = None
+) -> int:
+    """`before` where that fits, else the largest of `sizes` that does; UserError: not even one."""
     usable = USABLE[device_type] * free_bytes
-    for rows in reversed(sizes(config, device_type)):
+    for rows in filter(None, (before, *reversed(sizes(config, device_type)))):
         if footprint(config, device_type, rows).total <= usable:
             return rows
     need, there = footprint(config, device_type, 1).total / GIB, usable / GIB
