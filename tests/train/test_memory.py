@@ -250,6 +250,12 @@ def test_doctor_counts_with_muon_on_a_model_of_any_width(
     ("flags", "message"),
     [
         (["--device", "cuda"], "say which model is to fit"),
+        (["--memory-gib", "0"], "say which model is to fit"),
+        (["--preset", "demo", "--memory-gib", "0"], "--memory-gib must be above 0"),
+        (["--preset", "demo", "--memory-gib", "-2"], "--memory-gib must be above 0"),
+        (["--preset", "demo", "--memory-gib", "nan"], "--memory-gib must be above 0"),
+        (["--preset", "demo", "--memory-gib", "inf"], "--memory-gib must be above 0"),
+        (["--preset", "demo", "--memory-gib", "0.01"], "MiB and cpu has 5.12 MiB to give"),
         (["--preset", "demo", "--device", "cuda"], "no cuda here to ask: give its --memory-gib"),
     ],
 )

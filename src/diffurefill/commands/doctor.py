@@ -17,8 +17,6 @@ from diffurefill.store.base import open_store
 if TYPE_CHECKING:
     from diffurefill.train.memory import Footprint
 
-GIB = 2**30
-
 
 @dataclass
 class Doctor:
@@ -40,8 +38,10 @@ class Doctor:
         from diffurefill.runtime import doctor
 
         asks_for_memory = self.preset or self.config or self.settings != load_preset("demo")
-        if (self.device or self.memory_gib) and not asks_for_memory:
+        if (self.device or self.memory_gib is not None) and not asks_for_memory:
             raise UserError("say which model is to fit: --preset base-1b, for example")
+        if self.memory_gib is not None and not 0 < self.memory_gib < float("inf"):
+            raise UserError("--memory-gib must be above 0: what the device has, in GiB")
         for name, value in doctor().items():
             say(f"{name:<12} {value}")
         say(f"{'products':<12} {_products()}")
@@ -56,7 +56,14 @@ class Doctor:
     def _show_memory(self) -> int:
         from diffurefill.runtime import available_bytes, default_device
         from diffurefill.train.memory import arithmetic_on
-        from diffurefill.train.micro_batch import USABLE, fitting_rows, footprint, sizes
+        from diffurefill.train.micro_batch import (
+            GIB,
+            USABLE,
+            fitting_rows,
+            footprint,
+            in_words,
+            sizes,
+        )
 
         here = default_device()
         device_type = self.device or here.type
@@ -79,7 +86,7 @@ class Doctor:
             say(line)
         rows = fitting_rows(settings, device_type, free)
         say(
-            f"{usable / GIB:.1f} GiB may be used ({USABLE[device_type]:.0%} of what is free): "
+            f"{in_words(usable)} may be used ({USABLE[device_type]:.0%} of what is free): "
             f"train.micro_batch_rows = 0 takes {rows} rows at once"
         )
         return 0
@@ -123,4 +130,6 @@ def table(found: list[Footprint], usable: float) -> list[str]:
 
 
 def _unit(found: list[Footprint]) -> tuple[str, int]:
-    return ("GiB", GIB) if max(f.total for f in found) >= GIB else ("MiB", 2**20)
+    from diffurefill.train.micro_batch import unit_of
+
+    return unit_of(max(f.total for f in found))

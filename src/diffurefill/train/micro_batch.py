@@ -25,7 +25,7 @@ USABLE = {"cuda": 0.9, "cpu": 0.5}
 """Share of the free memory: a GPU's allocator leaves gaps; other processes live beside a CPU's."""
 SHORTER_ROWS = (1024, 512, 256, 128)
 SMALLER_PRESETS = ("stand-38m", "stand-micro")
-GIB = 2**30
+MIB, GIB = 2**20, 2**30
 
 
 class MicroBatch:
@@ -78,13 +78,23 @@ def fitting_rows(
     for rows in filter(None, (before, *reversed(sizes(config, device_type)))):
         if footprint(config, device_type, rows).total <= usable:
             return rows
-    need, there = footprint(config, device_type, 1).total / GIB, usable / GIB
+    need = footprint(config, device_type, 1).total
     ways = "; ".join(_what_fits(config, device_type, usable))
     raise UserError(
-        f"one row of {config.data.row_length} tokens needs {need:.2f} GiB and {device_type} has "
-        f"{there:.2f} GiB to give; "
+        f"one row of {config.data.row_length} tokens needs {in_words(need)} and "
+        f"{device_type} has {in_words(usable)} to give; "
         + (f"what would fit: {ways}" if ways else "nothing here would fit: take a larger machine")
     )
+
+
+def unit_of(most: float) -> tuple[str, int]:
+    """(name, bytes) of the unit for sizes of which `most` bytes is the largest."""
+    return ("GiB", GIB) if most >= GIB else ("MiB", MIB)
+
+
+def in_words(num_bytes: float) -> str:
+    unit, size = unit_of(num_bytes)
+    return f"{num_bytes / size:.2f} {unit}"
 
 
 @functools.lru_cache(maxsize=32)
