@@ -35,21 +35,23 @@ import torch
 from torch import Tensor, nn
 
 from _common import report
+from diffurefill.commands.bench.optimizer import (
+    LR,
+    block_matrices,
+    foreach_adamw,
+    our_step,
+    torch_muon,
+    torch_muon_alone,
+)
 from diffurefill.config import ModelConfig, OptimConfig, load_preset
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.objective.loss import masked_cross_entropy
 from diffurefill.optim import newton_schulz
-from diffurefill.optim.adamw import (
-    adamw_groups,
-    build_optimizer,
-    is_block_matrix,
-    muon_groups,
-)
+from diffurefill.optim.adamw import muon_groups
 from diffurefill.optim.muon import Muon
 from diffurefill.runtime import set_threads, training_dtype
 
 ROW_LENGTH = 512
-LR = 1e-3
 
 Step = Callable[[], object]
 
@@ -82,11 +84,11 @@ class Arm:
     def __init__(
         self,
         model: Denoiser,
-        make: Callable[[nn.Module], list[Step]],
+        make: Callable[[Denoiser], Step | None],
         around: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self.model = build_model(model.config)
-        self._steps, self._around = make(self.model), around
+        self._step, self._around = make(self.model), around
 
     def take_gradients(self, model: Denoiser) -> None:
         for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
@@ -95,59 +97,21 @@ class Arm:
 
     def run(self) -> None:
         with self._around():
-            for step in self._steps:
-                step()
+            assert self._step is not None
+            self._step()
 
 
-def ours(**changes: Any) -> Callable[[nn.Module], list[Step]]:
-    def make(model: nn.Module) -> list[Step]:
-        optimizer = build_optimizer(model, OptimConfig(**changes))
-        optimizer.set_learning_rate(LR)
-        return [optimizer.step]
-
-    return make
+def ours(**changes: Any) -> Callable[[Denoiser], Step]:
+    return lambda model: our_step(model, OptimConfig(**changes))
 
 
-def foreach_adamw(model: nn.Module) -> list[Step]:
-    groups = adamw_groups(list(model.named_parameters()), 0.1)
-    return [torch.optim.AdamW(groups, lr=LR, foreach=True).step]
-
-
-def block_matrices(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, p) for name, p in model.named_parameters() if is_block_matrix(name, p)]
-
-
-def muon_alone(model: nn.Module) -> list[Step]:
+def muon_alone(model: Denoiser) -> Step:
     groups = muon_groups(block_matrices(model))
-    return [Muon(groups, lr=LR, adjust_lr_fn="match_rms_adamw").step]
+    return Muon(groups, lr=LR, adjust_lr_fn="match_rms_adamw").step
 
 
-def torch_muon_alone(model: nn.Module) -> list[Step]:
-    """torch's Muon knows no pieces: it gets views of the parameters, each with its gradient."""
-    whole = [(p, g["num_pieces"]) for g in muon_groups(block_matrices(model)) for p in g["params"]]
-    pieces = [[nn.Parameter(v) for v in p.detach().chunk(n)] for p, n in whole]
-    optimizer = torch.optim.Muon(
-        [piece for cut in pieces for piece in cut], lr=LR, adjust_lr_fn="match_rms_adamw"
-    )
-
-    def step() -> None:
-        for (parameter, n), cut in zip(whole, pieces, strict=True):
-            assert parameter.grad is not None
-            for piece, grad in zip(cut, parameter.grad.chunk(n), strict=True):
-                piece.grad = grad
-        optimizer.step()
-
-    return [step]
-
-
-def torch_muon(model: nn.Module) -> list[Step]:
-    others = [(n, p) for n, p in model.named_parameters() if not is_block_matrix(n, p)]
-    rest = torch.optim.AdamW(adamw_groups(others, 0.1), lr=LR, fused=True)
-    return [*torch_muon_alone(model), rest.step]
-
-
-def clip(model: nn.Module) -> list[Step]:
-    return [lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0)]
+def clip(model: Denoiser) -> Step:
+    return lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
 def batched() -> AbstractContextManager[object]:

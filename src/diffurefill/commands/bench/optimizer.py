@@ -20,6 +20,7 @@ from diffurefill.config import OptimConfig, RunConfig
 if TYPE_CHECKING:
     import torch
     from rich.table import Table
+    from torch import nn
 
     from diffurefill.data.packing import Rows
     from diffurefill.model.denoiser import Denoiser
@@ -156,31 +157,52 @@ def foreach_adamw(model: Denoiser) -> Call:
 
 
 def torch_muon(model: Denoiser) -> Call | None:
+    """torch's Muon for the block matrices and AdamW for the rest; None before torch 2.9."""
+    import torch
+
+    from diffurefill.optim.adamw import adamw_groups, is_block_matrix
+
+    if not hasattr(torch.optim, "Muon"):
+        return None
+    muon = torch_muon_alone(model)
+    others = [(name, p) for name, p in model.named_parameters() if not is_block_matrix(name, p)]
+    adamw = torch.optim.AdamW(adamw_groups(others, 0.1), lr=LR, fused=True)
+
+    def step() -> None:
+        muon()
+        adamw.step()
+
+    return step
+
+
+def torch_muon_alone(model: Denoiser) -> Call:
     """torch's Muon knows no stacked matrices: it gets views of them, each with its gradient."""
     import torch
     from torch import nn
 
-    from diffurefill.optim.adamw import adamw_groups, is_block_matrix, muon_groups
+    from diffurefill.optim.adamw import muon_groups
 
-    if not hasattr(torch.optim, "Muon"):
-        return None
-    named = list(model.named_parameters())
-    groups = muon_groups([(name, p) for name, p in named if is_block_matrix(name, p)])
-    pieces = []
-    for parameter, n in [(p, group["num_pieces"]) for group in groups for p in group["params"]]:
-        assert parameter.grad is not None
-        for view, grad in zip(parameter.detach().chunk(n), parameter.grad.chunk(n), strict=True):
-            pieces.append(nn.Parameter(view))
-            pieces[-1].grad = grad
-    muon = torch.optim.Muon(pieces, lr=LR, adjust_lr_fn="match_rms_adamw")
-    others = [(name, p) for name, p in named if not is_block_matrix(name, p)]
-    adamw = torch.optim.AdamW(adamw_groups(others, 0.1), lr=LR, fused=True)
+    groups = muon_groups(block_matrices(model))
+    whole = [(p, group["num_pieces"]) for group in groups for p in group["params"]]
+    pieces = [[nn.Parameter(view) for view in p.detach().chunk(n)] for p, n in whole]
+    muon = torch.optim.Muon(
+        [piece for cut in pieces for piece in cut], lr=LR, adjust_lr_fn="match_rms_adamw"
+    )
 
     def step() -> None:
+        for (parameter, n), cut in zip(whole, pieces, strict=True):
+            assert parameter.grad is not None
+            for piece, grad in zip(cut, parameter.grad.chunk(n), strict=True):
+                piece.grad = grad
         muon.step()
-        adamw.step()
 
     return step
+
+
+def block_matrices(model: Denoiser) -> list[tuple[str, nn.Parameter]]:
+    from diffurefill.optim.adamw import is_block_matrix
+
+    return [(name, p) for name, p in model.named_parameters() if is_block_matrix(name, p)]
 
 
 def table(figures: dict[str, Any]) -> Table:
