@@ -32,6 +32,20 @@ def saved_weights(folder: Path) -> dict[str, torch.Tensor]:
     return state.weights
 
 
+def logged_steps(folder: Path) -> list[int]:
+    return [record["step"] for record in logged(folder)]
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The lines of a log, in strict JSON."""
+
+    def refuse(word: str) -> None:
+        raise ValueError(word)
+
+    lines = (folder / alone.LOG).read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
 class Killed(BaseException):
     pass
 
@@ -74,8 +88,18 @@ def test_a_run_killed_and_resumed_equals_the_unbroken_one(
             train_alone(tmp_path / "broken", config, 12, quiet)
     monkeypatch.setattr(Trainer, "take_step", take_step)
     train_alone(tmp_path / "broken", config, 12, quiet)
+    assert logged_steps(tmp_path / "broken") == logged_steps(tmp_path / "whole")
     whole, broken = saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "broken")
     assert all(torch.equal(w, broken[name]) for name, w in whole.items())
+
+
+def test_a_line_that_a_kill_tore_is_not_glued_to_the_next(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    train_alone(tmp_path / "t", config, 4, quiet)
+    with open(tmp_path / "t" / alone.LOG, "a") as f:
+        f.write('{"step": 4, "time"')
+    train_alone(tmp_path / "t", config, 8, quiet)
+    assert logged_steps(tmp_path / "t") == [2, 4, 4, 6, 8, 8]
 
 
 @pytest.mark.parametrize(("now", "expected"), [("cpu", 2), ("another card", 4)])
@@ -91,7 +115,7 @@ def test_a_resumed_run_takes_as_many_rows_at_once_as_before(
     monkeypatch.undo()
     monkeypatch.setattr(alone, "device_name", lambda _: now)
     train_alone(tmp_path / "t", config, 8, quiet)
-    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    log = logged(tmp_path / "t")
     found = [record["rows_at_once"] for record in log if "held_out_ce" in record]
     assert found == [2, expected]
 
@@ -339,7 +363,7 @@ def test_what_is_no_list_of_sound_texts_is_refused(trained: str) -> None:
 
 
 def test_the_log_holds_losses_and_probes(trained: str) -> None:
-    log = [json.loads(line) for line in (Path(trained) / alone.LOG).read_text().splitlines()]
+    log = logged(Path(trained))
     assert any("loss" in record for record in log)
     intervals = [record for record in log if "held_out_ce" in record]
     assert [record["step"] for record in intervals] == [4, 8]
@@ -351,7 +375,7 @@ def test_the_log_holds_losses_and_probes(trained: str) -> None:
 
 def test_the_log_says_what_an_interval_s_rows_held(tmp_path: Path) -> None:
     train_alone(tmp_path / "t", mixed_config(tmp_path), 12, quiet)
-    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    log = logged(tmp_path / "t")
     first, _, last = [record for record in log if "held_out_ce" in record]
     assert set(first["tokens"]) == {"web"}
     assert set(last["tokens"]) == set(last["documents"]) == {"web", "facts"}
@@ -382,13 +406,14 @@ def test_a_loss_that_is_no_number_stops_before_anything_is_saved(
         train_alone(tmp_path / "t", config, 8, quiet)
     after = saved_weights(tmp_path / "t")
     assert all(torch.equal(w, after[name]) for name, w in saved.items())
-    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    log = logged(tmp_path / "t")
     assert log[-1]["nonfinite_step"] == 6
+    assert log[-1]["held_out_ce"] is None
 
 
 def test_the_log_says_how_long_a_step_waits_for_data(tmp_path: Path) -> None:
     train_alone(tmp_path / "t", tiny_config(write_corpus(tmp_path)), 4, quiet)
-    log = [json.loads(line) for line in (tmp_path / "t" / alone.LOG).read_text().splitlines()]
+    log = logged(tmp_path / "t")
     (interval,) = [record for record in log if "held_out_ce" in record]
     assert 0.0 <= interval["data_wait_share"] < 1.0
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from diffurefill.config import UserError
-from diffurefill.fleet import records, start
+from diffurefill.fleet import records, start, status
 from diffurefill.fleet.lane import Taken
 from diffurefill.fleet.log import MAX_LINES, WorkerLog, read_log
 from diffurefill.fleet.records import Average, Decided, Rejected, Saved
@@ -122,6 +122,9 @@ def test_a_log_keeps_earlier_incarnations_and_a_bounded_history(fleet: FakeFleet
     lines = log.content().decode().splitlines()
     assert len(lines) == MAX_LINES
     assert json.loads(lines[-1])["i"] == 3 * MAX_LINES - 1
+    log.note("push", {"drift": float("nan"), "ce_by_t": {"0-1": float("inf")}, "shape": (1, 2)})
+    last = json.loads(log.content().decode().splitlines()[-1], parse_constant=pytest.fail)
+    assert (last["drift"], last["ce_by_t"], last["shape"]) == (None, {"0-1": None}, [1, 2])
 
 
 def test_a_log_says_what_an_interval_was_like(fleet: FakeFleet) -> None:
@@ -129,6 +132,16 @@ def test_a_log_says_what_an_interval_was_like(fleet: FakeFleet) -> None:
     wanted = {"time", "incarnation", "gen", "seq", "tokens", "loss_mean", "delta_norm", "drift"}
     assert wanted <= push.keys()
     assert {"tokens_per_second", "wall_tokens_per_second"} <= push.keys()
+
+
+def test_a_figure_that_is_no_number_is_left_out_of_a_mean(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ces = [(1, 2.0), (1, None), (2, None)]
+    lines = [{"gen": gen, "held_out_ce": ce} for gen, ce in ces]
+    monkeypatch.setattr(status, "read_log", lambda *_: lines)
+    found = probes_by_generation(fleet.store)
+    assert {gen: probes.held_out_ce for gen, probes in found.items()} == {1: 2.0}
 
 
 def test_a_store_without_a_run_says_so() -> None:

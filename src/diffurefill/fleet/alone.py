@@ -25,6 +25,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
 from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.fleet import records
+from diffurefill.fleet.log import as_line
 from diffurefill.runtime import default_device, device_name
 from diffurefill.store.durable import make_folder, os_errors_name, write_file
 from diffurefill.train.checkpoint import (
@@ -94,6 +95,7 @@ def train_alone(
         trainer.seek(Position.from_json(state.meta["position"]))
         done = Done(**state.meta["done"])
         report(f"resumed at step {trainer.step}")
+    _cut_log(folder, trainer.step)
     began, first = time.monotonic(), trainer.step
     if first >= last:
         trainer.close()
@@ -221,4 +223,20 @@ def _differences(there: Any, now: Any, where: str = "") -> Iterator[str]:
 
 def _log(folder: Path, step: int, facts: dict[str, Any]) -> None:
     with os_errors_name(folder / LOG), open(folder / LOG, "a", encoding="utf-8") as f:
-        f.write(json.dumps({"step": step, "time": time.time(), **facts}) + "\n")
+        f.write(as_line({"step": step, "time": time.time(), **facts}) + "\n")
+
+
+def _cut_log(folder: Path, step: int) -> None:
+    """Leave the lines of steps until `step`, from which training goes on: later ones will come
+    again, and of the last a kill may have left a part."""
+    path = folder / LOG
+    if path.exists():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_file(path, b"".join(line for line in lines if _is_until(step, line)))
+
+
+def _is_until(step: int, line: bytes) -> bool:
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, TypeError, KeyError):
+        return False

@@ -6,6 +6,7 @@ The whole fleet is judged by these files and never by asking a machine (the repo
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -38,12 +39,25 @@ class WorkerLog:
     def note(self, phase: str, facts: dict[str, Any], *, quiet: bool = False) -> None:
         identity = {"time": self._wall_clock(), "incarnation": self._incarnation}
         record = {**identity, "phase": phase, **facts}
-        self._lines = [*self._lines, json.dumps(record)][-MAX_LINES:]
+        self._lines = [*self._lines, as_line(record)][-MAX_LINES:]
         if not quiet:
             self._report(f"worker {self._worker}: {phase} {_plain(facts)}")
 
     def content(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
+
+
+def as_line(record: dict[str, Any]) -> str:
+    """Strict JSON, which has no word for a number that is not finite: null takes its place."""
+    return json.dumps(_finite(record), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_log(store: Store, worker: int) -> list[dict[str, Any]]:

@@ -80,7 +80,7 @@ def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
         worker = records.worker_of(lane)
         for record in read_log(store, worker) if worker is not None else []:
             for name in ("held_out_ce", "drift", "adoption"):
-                if name in record:
+                if record.get(name) is not None:
                     found.setdefault(record["gen"], {}).setdefault(name, []).append(record[name])
     means = {g: {n: sum(v) / len(v) for n, v in by.items()} for g, by in found.items()}
     return {
