@@ -55,7 +55,7 @@ def doubled_block(facts: dict[str, Any]) -> str:
         share, less = way["share"], way["difference"]
         beside = "-" if way["against"] == name else percents(less, "+.3%")
         lines.append(
-            f"| {name} | {way['calls']} | {way['doubled']} | {way['pairs']:,} | "
+            f"| {name} | {way['calls']} | {way['doubled']:,} | {way['pairs']:,} | "
             f"{percents(share, '.3%')} | {beside} | {way['distinct_2']:.3f} |"
         )
     return "\n".join([fill(intro, WIDTH), "", *lines])
