@@ -114,10 +114,12 @@ def has_bf16(device: torch.device) -> bool:
     """Whether the hardware there multiplies bf16, rather than emulating it."""
     import torch
 
-    if device.type == "cuda":
-        # torch.cuda.is_bf16_supported asks of the current GPU, which may be another one.
-        return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
-    return cpu_has_bf16()
+    if device.type != "cuda":
+        return cpu_has_bf16()
+    if not torch.cuda.is_available():
+        return False
+    # torch.cuda.is_bf16_supported asks of the current GPU, which may be another one.
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def training_dtype(

@@ -35,6 +35,7 @@ def with_precision(precision: str, micro: int = B) -> Any:
 def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
     monkeypatch: pytest.MonkeyPatch, native: bool, expected: torch.dtype
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(
         torch.cuda, "get_device_capability", lambda device: (8, 0) if native else (7, 5)
     )
@@ -50,6 +51,7 @@ def test_a_gpu_takes_bf16_only_where_the_hardware_has_it(
 
 def test_of_two_gpus_the_one_that_is_meant_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     capability = {0: (8, 0), 1: (7, 0)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: capability[d.index])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     found = [training_dtype(torch.device("cuda", index), "auto") for index in (0, 1)]
