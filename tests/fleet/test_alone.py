@@ -170,6 +170,20 @@ def test_a_file_is_no_folder_to_train_in(tmp_path: Path, name: str) -> None:
         train_alone(tmp_path / name, config, 4, quiet)
 
 
+def test_a_machine_with_less_memory_may_go_on(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    said: list[str] = []
+    train_alone(tmp_path / "run", config, 2, said.append)
+    how = {"micro_batch_rows": 1, "activation_budget": 0.5, "compile": "off"}
+    train_alone(
+        tmp_path / "run", replace(config, train=replace(config.train, **how)), 3, said.append
+    )
+    assert "resumed at step 2" in said
+    other = replace(config, train=replace(config.train, precision="bf16"))
+    with pytest.raises(UserError, match="another configuration"):
+        train_alone(tmp_path / "run", other, 4, said.append)
+
+
 def test_a_configuration_that_is_not_of_a_run_is_not_written_over(tmp_path: Path) -> None:
     own = write_config(tmp_path, tiny_config(write_corpus(tmp_path))).rename(
         tmp_path / "config.toml"

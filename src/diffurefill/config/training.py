@@ -90,7 +90,8 @@ class TrainConfig:
     batch_rows: int = 64
     """B: rows of one optimiser step."""
     micro_batch_rows: int = 0
-    """Rows of one forward pass; 0: as many as fit into the memory. Never changes the result."""
+    """Rows of one forward pass; 0: as many as fit into the memory. Changes the result by rounding
+    alone."""
     activation_budget: float = 1.0
     """Share of the blocks whose activations are kept for the backward pass; those of the others are
     computed again, which costs up to a third of the speed. Never changes the result."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from diffurefill import config as configs
-from diffurefill.config import HELD_OUT, RunConfig, UserError
+from diffurefill.config import HELD_OUT, RunConfig, TrainConfig, UserError
 from diffurefill.data.documents import open_corpus, pin_sources
 from diffurefill.data.packing import Position
 from diffurefill.data.tokens.tokenizer import Tokenizer
@@ -197,13 +197,21 @@ def _require_ours(folder: Path) -> None:
 
 
 def _require_same(folder: Path, config: RunConfig) -> None:
-    there = configs.load_file(folder / records.CONFIG, RunConfig())
-    if there != config:
-        changes = "; ".join(_differences(asdict(there), asdict(config)))
+    there = _on_any_machine(configs.load_file(folder / records.CONFIG, RunConfig()))
+    now = _on_any_machine(config)
+    if there != now:
+        changes = "; ".join(_differences(asdict(there), asdict(now)))
         raise UserError(
             f"{folder} was made with another configuration ({changes}): give another folder, or "
             "the same settings"
         )
+
+
+def _on_any_machine(config: RunConfig) -> RunConfig:
+    """Without what only says how a step is computed: the next machine may have less memory."""
+    usual = TrainConfig()
+    how = {n: getattr(usual, n) for n in ("micro_batch_rows", "activation_budget", "compile")}
+    return replace(config, train=replace(config.train, **how))
 
 
 def _differences(there: Any, now: Any, where: str = "") -> Iterator[str]:

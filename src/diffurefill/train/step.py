@@ -2,7 +2,7 @@
 
 rows -> corrupt -> denoise -> loss -> backward -> clip -> update. The masks of the whole step are
 drawn before the first forward pass, so the loss's denominator is the whole step's, and the number
-of micro-batches changes memory and speed, never the result (spec algorithms 1.5).
+of micro-batches changes memory and speed, and the result by rounding alone (spec algorithms 1.5).
 """
 
 from __future__ import annotations
