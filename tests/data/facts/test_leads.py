@@ -58,7 +58,8 @@ def test_a_folder_gives_its_files_in_order_and_a_limit_ends_them(tmp_path: Path)
         ('{"text": "a"}\n{"text": \n', "line 2: not a JSON object; mend the line"),
         ("[1]\n", "line 1: not a JSON object"),
         ('{"title": "a"}\n', "a record has no text; it needs a field text"),
-        (b"\xff\xfe\n", "cannot read"),
+        (b"\xff\xfe\n", "cannot read .* save it as UTF-8"),
+        ("[" * 100_000, "line 1: not a JSON object"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: str | bytes, message: str):
@@ -75,7 +76,10 @@ def test_files_that_are_missing_empty_or_something_else(tmp_path: Path):
         leads_of(tmp_path)
     (tmp_path / "a.parquet").write_bytes(b"not a Parquet file")
     (tmp_path / "a.jsonl.gz").write_bytes(b"not a gzip file")
-    for name in ("a.parquet", "a.jsonl.gz"):
+    packed = gzip.compress(json.dumps({"text": "a" * 99}).encode())
+    (tmp_path / "b.jsonl.gz").write_bytes(packed[:10] + b"\xff" * 8 + packed[18:])
+    (tmp_path / "c.jsonl.gz").write_bytes(packed[:-9])
+    for name in ("a.parquet", "a.jsonl.gz", "b.jsonl.gz", "c.jsonl.gz"):
         with pytest.raises(UserError, match=f"cannot read .*{name}"):
             leads_of(tmp_path / name)
 
@@ -101,11 +105,28 @@ def test_lists_of_subjects(tmp_path: Path):
     assert read_subjects(plain) == read_subjects(popqa) == {"rome", "pu yi"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.txt", "Paris\r\nRo\u2028me\n"),
+        ("a.jsonl", '{"subj": "Paris"}\n{"subj": "Ro\u2028me"}\n'),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_a_name_and_lines_end_at_line_ends_alone(
+    tmp_path: Path, name: str, content: str
+):
+    (tmp_path / name).write_bytes(content.encode("utf-8-sig"))
+    assert read_subjects(tmp_path / name) == {"paris", "ro\u2028me"}
+
+
 def test_a_list_without_subjects_is_refused(tmp_path: Path):
     with pytest.raises(UserError, match="no such list"):
         read_subjects(tmp_path / "none")
     (tmp_path / "empty.txt").write_text("\n")
     with pytest.raises(UserError, match="names no subject"):
         read_subjects(tmp_path / "empty.txt")
+    (tmp_path / "latin.txt").write_bytes("Orléans\n".encode("latin-1"))
+    with pytest.raises(UserError, match="save it as UTF-8"):
+        read_subjects(tmp_path / "latin.txt")
     with pytest.raises(UserError, match="none of the fields subj"):
         read_subjects(write_lines(tmp_path / "a.jsonl", {"name": "Rome"}))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,24 +92,34 @@ def well_formed(text: str) -> str:
 
 def json_records(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a JSONL file, packed with gzip or not; raises UserError naming the line."""
+    with _lines(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            record = _parsed(line)
+            if not isinstance(record, dict):
+                raise UserError(f"{path}, line {number}: not a JSON object; mend the line")
+            yield record
+
+
+@contextlib.contextmanager
+def _lines(path: Path) -> Generator[Iterator[str]]:
+    """The lines of a text file, packed with gzip or not; UserError where it cannot be read."""
     opened = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
-                if not line.strip():
-                    continue
-                record = _parsed(line)
-                if not isinstance(record, dict):
-                    raise UserError(f"{path}, line {number}: not a JSON object; mend the line")
-                yield record
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        # Some editors begin a file with a byte order mark, which is no part of its first line.
+        with opened(path, "rt", encoding="utf-8-sig") as lines:
+            yield lines
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not UTF-8; save it as UTF-8") from None
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"cannot read {path}: {error}") from None
 
 
 def _parsed(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
@@ -147,7 +159,8 @@ def read_subjects(path: Path) -> frozenset[str]:
     if not path.is_file():
         raise UserError(f"no such list of subjects: {path}")
     if not path.name.endswith((".jsonl", ".jsonl.gz")):
-        names = path.read_text("utf-8").splitlines()
+        with _lines(path) as lines:
+            names = list(lines)
     else:
         names = [_named(record, path) for record in json_records(path)]
     subjects = frozenset(subject_name(name) for name in names) - {""}
