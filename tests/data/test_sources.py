@@ -1,3 +1,4 @@
+import codecs
 import gzip
 import json
 import sys
@@ -207,6 +208,15 @@ def test_jsonl_skips_null_blank_and_empty_lines(tmp_path: Path) -> None:
     assert texts(write(tmp_path / "a.jsonl", "\n".join(rows))) == ["a", "b"]
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_jsonl(tmp_path: Path, name: str) -> None:
+    lines = b"".join(b'{"text": "%d"}\n' % n for n in range(4))
+    content = (codecs.BOM_UTF8 + lines) * 2 + codecs.BOM_UTF8  # two such files joined
+    path = write(tmp_path / name, gzip.compress(content) if name.endswith("gz") else content)
+    assert texts(path) == [*"0123", *"0123"]
+    assert_resumes_everywhere(only_unit(path))
+
+
 def test_jsonl_resumes_at_every_line_and_reads_no_line_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -267,6 +277,7 @@ def test_half_a_surrogate_pair_becomes_a_replacement_character(tmp_path: Path) -
     ("line", "message"),
     [
         ("{broken", r"a\.jsonl:2 is not valid JSON"),
+        ("[" * 100_000, r"a\.jsonl:2 is not valid JSON"),
         ("[1]", r"a\.jsonl:2 is no JSON object"),
         ('{"title": 1, "body": 2}', r"a\.jsonl:2 has no field 'text'.*title, body"),
         ('{"text": 3}', r"a\.jsonl:2: field 'text' is no text"),

@@ -93,11 +93,13 @@ def _read_jsonl(
 
 
 def _text_of(line: bytes, text_column: str, where: str) -> str | None:
-    if line.isspace():
+    # A byte order mark begins a file, and a line where such files were joined.
+    line = line.removeprefix(codecs.BOM_UTF8)
+    if not line or line.isspace():
         return None
     try:
         record = json.loads(line.decode("utf-8", "replace"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where} is not valid JSON: {error}") from None
     if not isinstance(record, dict):
         raise UserError(f"{where} is no JSON object: write one object a line")
