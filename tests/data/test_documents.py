@@ -174,9 +174,15 @@ def test_the_fingerprint_sees_a_probe_source(tmp_path: Path) -> None:
     assert open_corpus(plain).fingerprint != open_corpus(changed).fingerprint
 
 
-def test_a_file_named_by_two_paths_is_read_once(tmp_path: Path) -> None:
+def test_a_file_named_by_two_paths_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", ["x"])
-    assert open_corpus(data_config(path, tmp_path)).num_units == 1
+    monkeypatch.chdir(tmp_path)
+    data = data_config(path, tmp_path)
+    spelt = (str(path), str(tmp_path), "a.jsonl", "./a.jsonl", ".", "*.jsonl")
+    source = replace(data.sources[0], paths=spelt)
+    assert open_corpus(replace(data, sources=(source,))).num_units == 1
 
 
 @pytest.mark.parametrize("content", ["", " \n\n "])

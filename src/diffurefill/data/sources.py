@@ -5,6 +5,7 @@ A *unit* is a file, or one row group of a Parquet file where there are few files
 
 from __future__ import annotations
 
+import os
 import platform
 import sysconfig
 from dataclasses import dataclass, replace
@@ -71,8 +72,13 @@ def open_files(source: Source) -> list[Unit]:
     if source.paths == (PYTHON,):
         return _library_units()
     # A file named by two paths is still one file: its documents must not come twice.
-    files = {file.uri: file for path in source.paths for file in list_files(path)}
+    files = {_identity(file): file for path in source.paths for file in list_files(path)}
     return [Unit(file, kind_of(file)) for file in files.values()]
+
+
+def _identity(file: File) -> str:
+    """One for a local file, however its path is spelt."""
+    return file.uri if "://" in file.uri else os.path.realpath(file.uri)
 
 
 def _looked_into(unit: Unit, text_column: str) -> list[Unit]:
