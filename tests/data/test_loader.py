@@ -126,16 +126,25 @@ def test_reading_ahead_changes_no_row_and_no_position(
     assert_same(ahead, take(corpus, tokenizer, 20))
 
 
-@pytest.mark.parametrize("encode_documents", [1, 7])
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("_ENCODE_DOCUMENTS", 1),
+        ("_ENCODE_DOCUMENTS", 7),
+        ("_ENCODE_CHARS", 1),
+        ("_ENCODE_CHARS", 300),
+    ],
+)
 def test_rows_do_not_depend_on_how_many_documents_are_encoded_at_once(
     make_corpus: MakeCorpus,
     tokenizer: Tokenizer,
     monkeypatch: pytest.MonkeyPatch,
-    encode_documents: int,
+    limit: str,
+    value: int,
 ) -> None:
     corpus = make_corpus([17, 8])
     expected = take(corpus, tokenizer, 20)
-    monkeypatch.setattr(encoding, "_ENCODE_DOCUMENTS", encode_documents)
+    monkeypatch.setattr(encoding, limit, value)
     assert_same(take(corpus, tokenizer, 20), expected)
 
 

@@ -19,8 +19,9 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 FindSpans = Callable[[str], list[tuple[int, int]]]
 """Text -> character ranges, sorted and disjoint."""
 
-_ENCODE_DOCUMENTS = 64
-"""Documents encoded in one call; changes speed, never a row."""
+_ENCODE_DOCUMENTS, _ENCODE_CHARS = 64, 1_000_000
+"""Documents encoded in one call: so many, or fewer that reach so many characters, for a call takes
+some 100 bytes a character. Changes speed and memory, never a row."""
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 1_000, 4_000_000
 """What a fast encoder must encode as the plain one does."""
 
@@ -49,14 +50,26 @@ def encode_documents(
     sources_with_spans: frozenset[str],
 ) -> Iterator[TokenDocument]:
     """In the order in which they come."""
-    documents = iter(documents)
-    while chunk := list(islice(documents, _ENCODE_DOCUMENTS)):
+    for chunk in _chunks(documents):
         encoded = tokenizer.encode_batch([document.text for document in chunk])
         for document, ids in zip(chunk, encoded, strict=True):
             look = find if document.source in sources_with_spans else _no_spans
             spans = partial(token_spans, document.text, ids, tokenizer, look)
             with_ends = np.array(tokenizer.wrap(ids), dtype=np.int64)
             yield TokenDocument(with_ends, document.source, document.before, document.after, spans)
+
+
+def _chunks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    chunk: list[Document] = []
+    num_chars = 0
+    for document in documents:
+        chunk.append(document)
+        num_chars += len(document.text)
+        if len(chunk) == _ENCODE_DOCUMENTS or num_chars >= _ENCODE_CHARS:
+            yield chunk
+            chunk, num_chars = [], 0
+    if chunk:
+        yield chunk
 
 
 def token_spans(text: str, ids: list[int], tokenizer: Tokenizer, find: FindSpans) -> np.ndarray:

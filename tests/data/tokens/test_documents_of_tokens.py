@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from diffurefill.config import ProbeConfig
 from diffurefill.data.cursors import Cursor
 from diffurefill.data.documents import Corpus
@@ -44,3 +46,18 @@ def test_a_document_has_the_same_ids_in_a_row_in_a_probe_and_in_a_prompt(
     for text, ids in documents.items():
         canvas = continuation([tokenizer.encode(text)], 3, specials, max_tokens=512)
         assert canvas.ids[0, :-3].tolist() == tokenizer.prompt(text) == ids[:-1]
+
+
+def test_long_documents_are_not_encoded_many_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, calls = KINDS["trained"], []
+    monkeypatch.setattr(
+        tokenizer,
+        "encode_batch",
+        lambda texts: calls.append(list(map(len, texts))) or [[]] * len(texts),
+    )
+    lengths = [10] * 70 + [200_000] * 12 + [3]
+    read = [Document("a" * n, "text", Cursor(), Cursor()) for n in lengths]
+    found = list(encode_documents(read, tokenizer, lambda text: [], frozenset()))
+    assert len(found) == len(lengths)
+    assert [length for call in calls for length in call] == lengths
+    assert list(map(len, calls)) == [64, 6 + 5, 5, 3]
