@@ -122,6 +122,36 @@ def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path, content: str | N
         load_tokenizer(path)
 
 
+@pytest.mark.parametrize("content", ["[]", "null", '{"phrases": "a b"}', '{"phrases": [1]}'])
+def test_json_of_another_form_is_refused_in_plain_words(content: str) -> None:
+    with pytest.raises(
+        UserError, match=r"tokenizers library: it is no JSON object|no list of texts"
+    ):
+        Tokenizer.from_json(content)
+
+
+@pytest.mark.parametrize("kind", ["word start unless a space", "byte level", "trained"])
+@pytest.mark.parametrize("absent", ["added_tokens", "normalizer", "post_processor", "type"])
+def test_a_file_of_an_older_writer_is_read_as_the_library_reads_it(kind: str, absent: str) -> None:
+    record = json.loads(KINDS[kind].to_json())
+    (record["model"] if absent == "type" else record).pop(absent)
+    steps = [record["pre_tokenizer"], *(record["decoder"] or {}).get("decoders", ())]
+    for step in [step for step in steps if step and step["type"] == "Metaspace"]:
+        step["add_prefix_space"] = step.pop("prepend_scheme") != "never"
+        del step["split"]
+    loaded, text = Tokenizer.from_json(json.dumps(record)), "the cat sat"
+    assert loaded.decode(loaded.encode(text)) == text
+    assert loaded.byte_ends(loaded.encode(text), text) is not None
+    assert loaded.encode_inner(" cat") == loaded.encode("the cat")[-1:]
+
+
+@pytest.mark.parametrize("absent", ["decoder", "pre_tokenizer"])
+def test_a_file_may_lack_the_parts_that_the_library_does_without(absent: str) -> None:
+    record = json.loads(MODEL.to_json())
+    record.pop(absent, None)
+    assert Tokenizer.from_json(json.dumps(record)).encode("the cat")
+
+
 def test_padding_and_truncation_set_in_a_file_are_ignored() -> None:
     record = json.loads(MODEL.to_json())
     record["truncation"] = {

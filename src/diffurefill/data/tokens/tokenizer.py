@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from tokenizers import AddedToken
@@ -77,11 +77,13 @@ class Tokenizer:
         library gives an added token another id than the file does."""
         try:
             record = json.loads(text)
-            phrases = record.pop(_PHRASES_KEY, ())
+            phrases = _taken_phrases(record)
             backend = Backend.from_str(json.dumps(record) if phrases else text)
         except Exception as error:  # the library raises plain Exception
             raise UserError(f"not a tokenizer.json of the tokenizers library: {error}") from None
         _require_ids_as_stated(record, backend)
+        # Older writers leave fields out, or call them otherwise; the library knows them all.
+        record = json.loads(backend.to_str())
         if pieces.keep_specials_out(record, {*BOS_NAMES, *EOS_NAMES}):
             backend = Backend.from_str(json.dumps(record))
         return cls(backend, phrases, record=record)
@@ -299,6 +301,16 @@ def load_tokenizer(spec: str | Path) -> Tokenizer:
 def train_tokenizer(texts: Iterable[str], num_pieces: int) -> Tokenizer:
     """A byte-fallback BPE of at most `num_pieces` pieces trained on `texts`; see `train_bpe`."""
     return Tokenizer(train_bpe(texts, num_pieces))
+
+
+def _taken_phrases(record: Any) -> list[str]:
+    """Our phrases, out of a parsed tokenizer.json; raises UserError where it cannot be one."""
+    if not isinstance(record, dict):
+        raise UserError("it is no JSON object; name a tokenizer.json")
+    phrases = record.pop(_PHRASES_KEY, [])
+    if not isinstance(phrases, list) or not all(isinstance(one, str) for one in phrases):
+        raise UserError(f"its {_PHRASES_KEY} are no list of texts; make it again")
+    return phrases
 
 
 def _require_ids_as_stated(record: pieces.Record, backend: Backend) -> None:
