@@ -21,6 +21,8 @@ from diffurefill.data.storage.layout import folder_files, in_order, pattern_file
         (["en/train-0.parquet", "en/test-0.parquet", "de/data/train-0.parquet"], 2),
         (["train/sub/0.parquet", "test/0.parquet"], ["test/0.parquet", "train/sub/0.parquet"]),
         (["strain-0.parquet", "test-0.parquet"], ["strain-0.parquet", "test-0.parquet"]),
+        (["data-0.arrow", "cache-1.arrow", "state.json", "b.Arrow"], ["b.Arrow", "data-0.arrow"]),
+        (["train/data-0.arrow", "test/data-0.arrow", "dataset_dict.json"], ["train/data-0.arrow"]),
         (["a", "a/b.txt", "a.txt"], ["a/b.txt", "a.txt"]),
         ([], []),
     ],

@@ -108,7 +108,7 @@ def list_files(path: str) -> list[File]:
     glob; on this machine, in a data set of the hub (hf://datasets/owner/name[@revision]/...), in a
     bucket (s3://, gs://, az://), or one file over http.
 
-    A folder is every Parquet, JSONL and text file below it; in hub layout its train split alone.
+    A folder is every Parquet, Arrow, JSONL and text file below it; of splits the train split alone.
     Raises UserError where there is nothing, or no way to it.
     """
     if "://" in path:

@@ -12,12 +12,17 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from itertools import groupby
 
-_DATA = re.compile(r".*\.(parquet|jsonl|ndjson|(jsonl|ndjson|json)\.(gz|zst))", re.IGNORECASE)
+_DATA = re.compile(
+    # `datasets` puts what it has computed, as cache-*.arrow, beside what it has saved.
+    r"(?!cache-.*\.arrow$).*\.(parquet|arrow|jsonl|ndjson|(jsonl|ndjson|json)\.(gz|zst))",
+    re.IGNORECASE,
+)
 _TEXT = (".txt", ".md", ".py", ".rst")
 _TRAIN = (
     re.compile(r"data/train-[^/]*\.parquet"),  # as `datasets` uploads
     re.compile(r"train-[^/]*\.parquet"),
     re.compile(r"train/[^/]*\.parquet"),  # as the hub converts
+    re.compile(r"train/data-[^/]*\.arrow"),  # as `datasets` saves splits to disk
 )
 _HIDDEN = (".", "__pycache__")
 
@@ -36,8 +41,8 @@ def in_order(paths: Iterable[str]) -> list[str]:
 
 
 def folder_files(paths: Iterable[str]) -> list[str]:
-    """Which of the files below a folder are read: Parquet, JSONL and text; of a data set in hub
-    layout, at any depth, its train split alone."""
+    """Which of the files below a folder are read: Parquet, Arrow, JSONL and text; of a data set in
+    splits, as on the hub or as `datasets` saves it, at any depth, its train split alone."""
     return _readable(in_order(path for path in paths if not any(map(is_hidden, _parts(path)))))
 
 
