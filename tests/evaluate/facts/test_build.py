@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -118,11 +119,24 @@ def test_the_file_round_trips_and_is_not_read_when_changed(
         load_fact_probe(path)
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n"])
+def test_any_line_end_is_read_and_other_separators_are_text(
+    tokenizer: Tokenizer, tmp_path: Path, end: str
+) -> None:
+    facts = build(tokenizer, questions()).facts
+    odd = replace(facts[0], subject="A\u2028B\u2029C\x85D\x0cE")
+    probe, path = FactProbe([odd, *facts[1:]], tokenizer.vocabulary_digest), tmp_path / "f.jsonl"
+    probe.save(path, {"source": "A\u2028B"})
+    path.write_bytes(path.read_bytes().replace(b"\n", end.encode()))
+    assert load_fact_probe(path).facts[0] == odd
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("hello", "not JSONL"),
         ("", "not JSONL"),
+        ("[" * 100_000, "not JSONL"),
         ('{"fact_probe": 99}', "version is 99, this one reads 1"),
         ("[1]", "version is None"),
         ('{"fact_probe": 1, "vocabulary": "v"}\n{"ids": [1]}', "a fact has no"),

@@ -66,16 +66,18 @@ def load_fact_probe(path: Path, vocabulary: str | None = None) -> FactProbe:
     """Raises UserError for what is no fact probe of this version, was changed by hand, or is of
     another vocabulary than `vocabulary`."""
     try:
-        head, *lines = map(json.loads, path.read_text("utf-8").splitlines())
+        # Not splitlines: a subject may hold U+2028, which ends no line of JSON.
+        lines = filter(str.strip, path.read_text("utf-8").split("\n"))
+        head, *records = map(json.loads, lines)
     except OSError as error:
         raise UserError(f"cannot read the fact probe {path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _not_a_probe(path, "it is not JSONL") from None
     if not isinstance(head, dict) or head.get("fact_probe") != FORMAT:
         found = head.get("fact_probe") if isinstance(head, dict) else None
         raise _not_a_probe(path, f"its version is {found}, this one reads {FORMAT}")
     try:
-        probe = FactProbe([_fact(line) for line in lines], head["vocabulary"])
+        probe = FactProbe([_fact(record) for record in records], head["vocabulary"])
     except (KeyError, TypeError) as error:
         raise _not_a_probe(path, f"a fact has no {error}") from None
     if not probe.facts or probe.digest != head.get("digest"):
