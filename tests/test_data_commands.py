@@ -112,6 +112,27 @@ def test_pack_says_how_fast_and_what_is_in_the_rows(
         assert name in shown
 
 
+@pytest.mark.parametrize("command", ["preview", "pack"])
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--rows", "0", "--rows must be at least 1"),
+        ("--rows", "-1", "--rows must be at least 1"),
+        ("--step", "-1", "--step must not be negative"),
+    ],
+)
+def test_numbers_out_of_range_are_named_by_their_flag(
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    flag: str,
+    value: str,
+    message: str,
+) -> None:
+    assert main(["data", command, "--data", str(source), *SMALL, flag, value]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_token_is_shown_as_its_part_of_the_text() -> None:
     tokenizer = train_tokenizer(["the owl 東京 ran\n" * 20, "é"], 300)
     text = "the owl\nran 東京 to é and ü"

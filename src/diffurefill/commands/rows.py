@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from diffurefill.config import RunConfig
+from diffurefill.config import RunConfig, UserError
 from diffurefill.data.documents import Corpus, open_corpus
 from diffurefill.data.encoding import with_encoder
 from diffurefill.data.loader import Loader
@@ -21,6 +21,7 @@ def corrupted_rows(
     config: RunConfig, slot: int, step: int, num_rows: int
 ) -> tuple[Rows, Corrupted, Tokenizer]:
     """The slot's first rows in the mixture of `step`, masked as that step would mask them."""
+    _require_in_range(step, num_rows)
     corpus, tokenizer = _opened(config)
     # As many rows as a real interval has: the padding at an interval's end is no usual sight.
     interval = config.fleet.local_steps * config.train.batch_rows
@@ -39,6 +40,7 @@ def corrupted_rows(
 
 def packing_report(config: RunConfig, slot: int, step: int, num_rows: int) -> Iterator[str]:
     """Lines: how fast rows come, and what is in them."""
+    _require_in_range(step, num_rows)
     began = time.perf_counter()
     corpus, tokenizer = _opened(config)
     yield (
@@ -58,6 +60,13 @@ def packing_report(config: RunConfig, slot: int, step: int, num_rows: int) -> It
         f"first row after {first:.2f} s"
     )
     yield from _facts_lines(packing_facts(counts))
+
+
+def _require_in_range(step: int, num_rows: int) -> None:
+    if num_rows < 1:
+        raise UserError("--rows must be at least 1")
+    if step < 0:
+        raise UserError("--step must not be negative")
 
 
 def _facts_lines(facts: dict[str, Any]) -> Iterator[str]:
