@@ -91,6 +91,12 @@ def test_too_few_wrong_answers_are_taken_from_the_same_type(tokenizer: Tokenizer
     assert left_out["few_distractors"] == 2
 
 
+@pytest.mark.parametrize("num_facts", [0, -1])
+def test_a_probe_of_no_facts_is_refused(tokenizer: Tokenizer, num_facts: int) -> None:
+    with pytest.raises(UserError, match="--num-facts must be at least 1"):
+        build(tokenizer, questions(), num_facts=num_facts)
+
+
 def test_no_usable_fact_is_said(tokenizer: Tokenizer) -> None:
     with pytest.raises(UserError, match="no fact"):
         build(tokenizer, questions()[:2])

@@ -1,5 +1,6 @@
 """PopQA's rows, our sentences and both rules for a right answer, against cases worked by hand."""
 
+import codecs
 import csv
 import json
 from pathlib import Path
@@ -75,6 +76,15 @@ def test_both_kinds_of_file_are_read_alike(tmp_path: Path) -> None:
     assert read_questions(write_tsv(tmp_path / "popQA.tsv", ROW)) == expected
 
 
+@pytest.mark.parametrize("name", ["q.jsonl", "q.tsv"])
+def test_a_byte_order_mark_and_blank_lines_are_passed_over(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    write = write_jsonl if name.endswith("jsonl") else write_tsv
+    lines = write(path, ROW, ROW).read_bytes().replace(b"\n", b"\n\n")
+    path.write_bytes(codecs.BOM_UTF8 + lines + b"\n\n")
+    assert len(read_questions(path)) == 2
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -82,6 +92,9 @@ def test_both_kinds_of_file_are_read_alike(tmp_path: Path) -> None:
         ({"question": "who?"}, "has no subj, prop, obj, possible_answers"),
         ({**ROW, "prop": "shoe size"}, "no sentence for the relation 'shoe size'"),
         ({**ROW, "possible_answers": "politician"}, "not a list of answers"),
+        ({**ROW, "prop": ["occupation"]}, "row 2: prop is not a text"),
+        ({**ROW, "subj": 1984}, "row 2: subj is not a text"),
+        ({**ROW, "obj": ["politician"]}, "row 2: obj is not a text"),
         (["a", "list"], "row 2 is not a JSON object"),
     ],
 )

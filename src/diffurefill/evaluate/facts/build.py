@@ -53,7 +53,10 @@ def build_fact_probe(
     min_per_relation: int = MIN_PER_RELATION,
     seed: int = 0,
 ) -> tuple[FactProbe, dict[str, Any]]:
-    """The probe, and what was left out of it. Raises UserError where no fact is usable."""
+    """The probe, and what was left out of it. Raises UserError where no fact is usable
+    or none is asked for."""
+    if num_facts < 1:
+        raise UserError("--num-facts must be at least 1")
     asked = list(questions)
     clear = _unambiguous(asked)
     found = [_sentence(tokenizer, question, question.answer) for question in clear]

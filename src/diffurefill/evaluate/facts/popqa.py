@@ -85,16 +85,17 @@ def read_questions(path: Path) -> list[Question]:
 
 
 def _table(path: Path) -> Iterator[Mapping[str, Any]]:
-    with open(path, encoding="utf-8", newline="") as file:
+    # Excel begins its tables with a byte order mark, which is no part of the first column's name.
+    with open(path, encoding="utf-8-sig", newline="") as file:
         yield from csv.DictReader(file, delimiter="," if path.suffix.lower() == ".csv" else "\t")
 
 
 def _records(path: Path) -> Iterator[Mapping[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        for at, line in enumerate(file, 1):
+    with open(path, encoding="utf-8-sig") as file:
+        for at, line in enumerate(filter(str.strip, file), 1):
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict):
                 raise UserError(f"{path}, row {at} is not a JSON object")
@@ -107,13 +108,16 @@ def _question(row: Mapping[str, Any], where: str) -> Question:
         raise UserError(
             f"{where} has no {', '.join(missing)}: PopQA's columns are {', '.join(_COLUMNS)}"
         )
+    for name in _COLUMNS[:3]:
+        if not isinstance(row[name], str):
+            raise UserError(f"{where}: {name} is not a text")
     relation, accepted = row["prop"], row["possible_answers"]
     if relation not in STEMS:
         raise UserError(f"{where}: there is no sentence for the relation {relation!r}")
     try:
         accepted = json.loads(accepted) if isinstance(accepted, str) else accepted
         return Question(relation, row["subj"], row["obj"], tuple(map(str, accepted)))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         raise UserError(f"{where}: possible_answers is not a list of answers") from None
 
 
