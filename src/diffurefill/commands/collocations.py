@@ -9,7 +9,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from diffurefill.commands.common import progress, say
-from diffurefill.config import Source, UserError
+from diffurefill.config import Source
 
 _REPORT_CHARS = 5_000_000
 
@@ -37,9 +37,9 @@ class Collocations:
         from diffurefill.data.documents import texts_of
         from diffurefill.data.sources import open_source
         from diffurefill.data.spans.collocations import build_collocations
+        from diffurefill.runtime import require_writable
 
-        if not self.out.parent.is_dir():
-            raise UserError(f"no such folder: {self.out.parent}; make it, or name another --out")
+        require_writable(self.out)
         source = Source(paths=self.sources, text_column=self.text_column)
         made = build_collocations(
             _shown(texts_of(open_source(source, num_slots=1))),

@@ -33,11 +33,11 @@ class _HeldOut:
 
     def subjects(self) -> frozenset[str]:
         from diffurefill.data.facts.leads import read_subjects
+        from diffurefill.runtime import require_writable
 
         if self.keep_held_out and self.held_out is None:
             raise UserError("--keep-held-out counts subjects: name their list with --held-out")
-        if not self.out.parent.is_dir():
-            raise UserError(f"no such folder: {self.out.parent}; make it, or name another --out")
+        require_writable(self.out)
         return frozenset() if self.held_out is None else read_subjects(self.held_out)
 
     def overlap(self, subjects: frozenset[str], num_about: int) -> dict[str, Any]:

@@ -214,7 +214,9 @@ def test_the_command_writes_the_list(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "New York" in made.entries
 
 
-def test_the_command_refuses_a_folder_that_is_not_there_before_it_reads(tmp_path: Path) -> None:
-    out = tmp_path / "no" / "list.txt"
-    with pytest.raises(UserError, match="no such folder"):
-        commands.Collocations(sources=("missing",), out=out, size=40).run()
+@pytest.mark.parametrize(("out", "message"), [("no/list.txt", "no folder"), (".", "is a folder")])
+def test_the_command_refuses_what_it_cannot_write_before_it_reads(
+    tmp_path: Path, out: str, message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        commands.Collocations(sources=("missing",), out=tmp_path / out, size=40).run()

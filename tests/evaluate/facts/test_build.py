@@ -113,6 +113,8 @@ def test_the_file_round_trips_and_is_not_read_when_changed(
 ) -> None:
     probe, path = build(tokenizer, questions()), tmp_path / "facts.jsonl"
     probe.save(path, {"source": "here"})
+    with pytest.raises(UserError, match="is a folder"):
+        probe.save(tmp_path, {})
     again = load_fact_probe(path, tokenizer.vocabulary_digest)
     assert (again.digest, list(again.facts)) == (probe.digest, list(probe.facts))
     with pytest.raises(UserError, match="another vocabulary"):

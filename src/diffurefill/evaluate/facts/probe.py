@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffurefill.config import UserError
+from diffurefill.runtime import require_writable
 
 FORMAT = 1
 NUM_DISTRACTORS = 3
@@ -56,7 +57,9 @@ class FactProbe:
         return dict(sorted(Counter(fact.relation for fact in self.facts).items()))
 
     def save(self, path: Path, about: Mapping[str, Any]) -> None:
-        """JSONL: a line about the probe (`about` is for people), then a fact a line."""
+        """JSONL: a line about the probe (`about` is for people), then a fact a line. Raises
+        UserError where `path` cannot be written."""
+        require_writable(path)
         head = {"fact_probe": FORMAT, "vocabulary": self.vocabulary, "digest": self.digest, **about}
         lines = [json.dumps(head, ensure_ascii=False), *map(_line, self.facts)]
         path.write_text("\n".join(lines) + "\n", "utf-8")
