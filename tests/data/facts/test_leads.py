@@ -30,6 +30,7 @@ def test_a_record_may_have_everything_or_only_a_text(tmp_path: Path):
         {"id": 7, "title": "Rome", "text": "A city.", "licence": "CC0"},
         {"text": "é", "license": "MIT"},
         {"text": " \n"},
+        {"text": None},
         {"text": "half \ud800"},
     )
     sha = hashlib.sha256("é".encode()).hexdigest()

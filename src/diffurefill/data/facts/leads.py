@@ -71,6 +71,8 @@ def _files(path: Path) -> list[Path]:
 
 def _lead(record: Mapping[str, Any], licence: str, path: Path) -> Lead | None:
     text = record.get("text")
+    if text is None and "text" in record:
+        return None
     if not isinstance(text, str):
         raise UserError(
             f"{path}: a record has no text; it needs a field text, and may have id, title, licence"
