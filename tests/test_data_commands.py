@@ -76,6 +76,22 @@ def test_inspect_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "no such file or folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "message"),
+    [
+        ("--files", "0", "--files must be at least 1"),
+        ("--files", "-1", "--files must be at least 1"),
+        ("--documents", "-1", "--documents must not be negative"),
+    ],
+)
+def test_inspect_refuses_numbers_that_leave_nothing_to_look_into(
+    source: Path, capsys: pytest.CaptureFixture[str], flag: str, value: str, message: str
+) -> None:
+    assert main(["data", "inspect", str(source), flag, value]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["data", "inspect", str(source), "--documents", "0"]) == 0
+
+
 # --- preview and pack ----------------------------------------------------------------------------
 
 

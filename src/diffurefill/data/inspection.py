@@ -49,8 +49,13 @@ def inspect_source(
 ) -> SourceFacts:
     """Reads the page headers of `num_files` files and the first documents of the source.
 
-    A file that cannot be read is told, not raised; only a source without any file is an error.
+    A file that cannot be read is told, not raised. Raises UserError for a source without any file,
+    and for numbers that leave nothing to look into.
     """
+    if num_files < 1:
+        raise UserError("--files must be at least 1")
+    if num_documents < 0:
+        raise UserError("--documents must not be negative")
     units = open_files(source)
     looked_into = tuple(_look_into(unit, source.text_column) for unit in units[:num_files])
     sound = [unit for unit, facts in zip(units, looked_into, strict=False) if facts.error is None]
