@@ -55,10 +55,12 @@ def test_inspect_tells_what_is_wrong_and_goes_on(
 ) -> None:
     (tmp_path / "broken.parquet").write_bytes(source.read_bytes()[:-20])
     (tmp_path / "rows.jsonl").write_text(json.dumps({"body": "x"}))
-    assert main(["data", "inspect", str(tmp_path)]) == 0
+    (tmp_path / "photo").write_bytes(b"\x89PNG\0\xff")
+    assert main(["data", "inspect", str(tmp_path), str(tmp_path / "photo")]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "broken.parquet is no Parquet file, or damaged" in shown
     assert "has no field 'text': set the source's text_column to one of body" in shown
+    assert "photo is no UTF-8 text" in shown
     assert "document 2" in shown
 
 

@@ -161,6 +161,13 @@ def test_a_binary_file_is_refused(tmp_path: Path, content: bytes) -> None:
         open_path(path)
 
 
+def test_a_binary_file_among_many_is_refused(tmp_path: Path) -> None:
+    for number in range(8):
+        write(tmp_path / f"{number}.log", "text" if number != 5 else b"\x7fELF\0\xff")
+    with pytest.raises(UserError, match=r"5\.log is no UTF-8 text"):
+        open_path(tmp_path / "*.log", num_slots=1)
+
+
 def test_a_character_across_the_sniffed_bytes_is_still_text(tmp_path: Path) -> None:
     text = "x" * 65_535 + "\u00e9"
     assert texts(write(tmp_path / "a.txt", text)) == [text]

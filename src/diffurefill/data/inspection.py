@@ -9,7 +9,7 @@ from itertools import islice
 from diffurefill.config import Source, UserError
 from diffurefill.data.documents import texts_of
 from diffurefill.data.formats.parquet_facts import PageFacts, describe
-from diffurefill.data.sources import SourceText, open_files
+from diffurefill.data.sources import SourceText, open_files, require_text
 from diffurefill.data.storage.files import open_file
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.data.units import Unit
@@ -84,6 +84,7 @@ def _look_into(unit: Unit, text_column: str) -> FileFacts:
             if pages.way == "refused":
                 error = "; ".join(pages.notes)
         else:
+            require_text(unit)
             next(texts_of(SourceText(Source(text_column=text_column), (unit,))), None)
     except UserError as refused:
         error = str(refused)

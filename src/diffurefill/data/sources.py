@@ -60,6 +60,10 @@ def open_source(source: Source, num_slots: int) -> SourceText:
     if len(units) >= UNITS_PER_SLOT * num_slots:
         # With many files, one look into the first must do: a footer costs two requests on a hub.
         _looked_into(units[0], source.text_column)
+        # Any file may be taken for plain text; on this machine a look at its start costs little.
+        for unit in units:
+            if "://" not in unit.file.uri:
+                require_text(unit)
         return SourceText(source, tuple(units))
     found = [part for unit in units for part in _looked_into(unit, source.text_column)]
     return SourceText(source, tuple(found))
@@ -84,20 +88,31 @@ def _identity(file: File) -> str:
 def _looked_into(unit: Unit, text_column: str) -> list[Unit]:
     """The row groups of a Parquet file, or the unit itself; a wrong column or a file that is no
     text shows here, before training starts."""
-    file = open_file(unit.file.uri)
-    try:
-        if unit.kind == "parquet":
+    if unit.kind == "parquet":
+        file = open_file(unit.file.uri)
+        try:
             groups = parquet.count_row_groups(file, text_column)
             return [replace(unit, row_group=group) for group in range(groups)]
-        if unit.kind == "text" and not looks_like_text(file):
+        finally:
+            file.close()
+    require_text(unit)
+    next(read_rows(unit, text_column, Mark()), None)
+    return [unit]
+
+
+def require_text(unit: Unit) -> None:
+    """Raises UserError for what would be read as plain text and does not begin as UTF-8."""
+    if unit.kind != "text":
+        return
+    file = open_file(unit.file.uri)
+    try:
+        if not looks_like_text(file):
             raise UserError(
                 f"{unit.file.uri} is no UTF-8 text: a data source takes .parquet, .jsonl and plain "
                 "text files"
             )
     finally:
         file.close()
-    next(read_rows(unit, text_column, Mark()), None)
-    return [unit]
 
 
 def _library_units() -> list[Unit]:
