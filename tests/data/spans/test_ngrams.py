@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.data.spans.ngrams import MAX_ORDER, RUN, KeyCounts, NgramCounts, count_ngrams
+from diffurefill.data.spans.ngrams import (
+    MAX_ORDER,
+    RUN,
+    KeyCounts,
+    NgramCounts,
+    _WordReader,
+    count_ngrams,
+)
 
 WORDS = ["a", "b", "c", "d"]
 texts_of_words = st.lists(
@@ -144,6 +151,16 @@ def test_small_limits_lose_rare_sequences_and_say_so(
         for gram, count in counts_of(found, order).items():
             assert 20 < count <= exact[order - 1][gram]
     assert ("new", "york") in counts_of(found, 2)
+
+
+def test_forgotten_words_take_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("diffurefill.data.spans.ngrams._BLOCK_WORDS", 100)
+    reader = _WordReader(max_words=50)
+    for _ in reader.read(f"new york w{n}" for n in range(4_000)):
+        assert len(reader.counts.keys) <= 50
+    words, counts, numbers = reader.frequent(20)
+    assert (words, numbers.tolist()) == (["new", "york"], [0, 1])
+    assert 4_000 - reader.counts.lost <= counts.min() <= counts.max() == 4_000
 
 
 @given(st.integers(4, 12), st.integers(0, 1000))

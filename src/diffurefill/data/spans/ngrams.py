@@ -12,6 +12,7 @@ by as much as `NgramCounts.lost`, never too high.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -52,8 +53,8 @@ class WordFile:
 
     file: BinaryIO
     sizes: list[int] = field(default_factory=list)
-    places: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
-    """From the number in the file to the frequent word, -1 for a rare one."""
+    frequent: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The numbers in the file of the frequent words, sorted."""
 
     def write(self, numbers: np.ndarray) -> None:
         self.file.write(numbers.astype(np.int32).tobytes())
@@ -64,8 +65,7 @@ class WordFile:
         self.file.seek(0)
         for size in self.sizes:
             numbers = np.frombuffer(self.file.read(4 * size), dtype=np.int32)
-            is_word = numbers != _BREAK
-            yield np.where(is_word, self.places[numbers], -1), is_word
+            yield _places(self.frequent, numbers.astype(np.int64)), numbers != _BREAK
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ def count_ngrams(
     reader, word_file = _WordReader(max_words), WordFile(file)
     for block in reader.read(texts):
         word_file.write(block)
-    words, counts, word_file.places = reader.frequent(min_count)
+    words, counts, word_file.frequent = reader.frequent(min_count)
     levels = [Level(np.arange(len(words)), counts, reader.totals[0])]
-    lost = reader.lost
+    lost = reader.counts.lost
     for order in range(2, MAX_ORDER + 1):
         report(f"counting sequences of {order} words")
         so_far = NgramCounts(words, levels, word_file, lost)
@@ -155,11 +155,10 @@ class _WordReader:
 
     def __init__(self, max_words: int) -> None:
         self.totals = [0] * MAX_ORDER
-        self.lost = 0
-        self._max_words = max_words
+        self.counts = KeyCounts(max_words)
+        """Of the words that are not forgotten, by number: in the order of `_numbers`."""
         self._numbers: dict[str, int] = {}
         self._next = 0
-        self._counts = np.zeros(0, dtype=np.int64)
 
     def read(self, texts: Iterable[str]) -> Iterator[np.ndarray]:
         """Blocks of numbers, -1 where words break off."""
@@ -173,12 +172,10 @@ class _WordReader:
         yield self._counted(block)
 
     def frequent(self, min_count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """The frequent words, their counts, and from number to word, -1 for the others."""
-        words = [word for word, i in self._numbers.items() if self._counts[i] > min_count]
-        numbers = np.array([self._numbers[word] for word in words], dtype=np.int64)
-        places = np.full(max(self._next, 1), -1, dtype=np.int64)
-        places[numbers] = np.arange(len(words))
-        return words, self._counts[numbers], places
+        """The frequent words, their counts, and their numbers in the file."""
+        is_frequent = self.counts.counts > min_count
+        words = list(itertools.compress(self._numbers, is_frequent))
+        return words, self.counts.counts[is_frequent], self.counts.keys[is_frequent]
 
     def _read_run(self, words: list[str], block: list[int]) -> None:
         for n in range(min(MAX_ORDER, len(words))):
@@ -194,15 +191,11 @@ class _WordReader:
 
     def _counted(self, block: list[int]) -> np.ndarray:
         numbers = np.array(block, dtype=np.int64)
-        counts = np.bincount(numbers[numbers != _BREAK], minlength=self._next)
-        counts[: len(self._counts)] += self._counts
-        self._counts = counts
-        if len(self._numbers) > self._max_words:
-            known = np.fromiter(self._numbers.values(), np.int64, len(self._numbers))
-            floor = _floor(counts[known], self._max_words // 2)
+        self.counts.add(numbers[numbers != _BREAK])
+        if len(self._numbers) > len(self.counts.keys):
             # A word that comes again has a new number: what was counted of it so far is lost.
-            self._numbers = {word: i for word, i in self._numbers.items() if counts[i] > floor}
-            self.lost += floor
+            kept = set(self.counts.keys.tolist())
+            self._numbers = {word: i for word, i in self._numbers.items() if i in kept}
         return numbers
 
 
