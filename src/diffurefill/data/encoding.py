@@ -21,7 +21,7 @@ FindSpans = Callable[[str], list[tuple[int, int]]]
 
 _ENCODE_DOCUMENTS, _ENCODE_CHARS = 64, 1_000_000
 """Documents encoded in one call: so many, or fewer that reach so many characters, for a call takes
-some 100 bytes a character. Changes speed and memory, never a row."""
+some 60 bytes a character. Changes speed and memory, never a row."""
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 1_000, 4_000_000
 """What a fast encoder must encode as the plain one does."""
 
