@@ -114,20 +114,30 @@ def _write(model: LoadedModel, canvas: Canvas, title: str, seed: int, start: int
 
 
 def _prompts(model: LoadedModel, is_python: bool) -> list[list[int]]:
-    """Prompts in the language of the corpus: for other text, how held-out documents begin."""
+    """Prompts in the language of the corpus: for other text, how held-out passages begin."""
     if is_python:
         return model.tokenizer.encode_batch(list(PYTHON_PROMPTS))
-    rows = model.probe.ids
-    starts = [row[1 : 1 + PROMPT_TOKENS] for row in rows if row[0] == model.tokenizer.bos_id]
-    return [start.tolist() for start in starts[: len(PYTHON_PROMPTS)]]
+    return [ids[:PROMPT_TOKENS] for ids in _passages(model)[: len(PYTHON_PROMPTS)]]
 
 
 def _held_out_gap(model: LoadedModel) -> Canvas:
-    """A held-out passage with its middle hidden."""
-    row = next(r for r in model.probe.ids if r[0] == model.tokenizer.bos_id)
-    text = model.tokenizer.decode(row[1:81].tolist())
-    ids = model.tokenizer.encode(text)
-    middle = len(ids) // 2
-    left = model.tokenizer.decode(ids[: middle - GAP_TOKENS // 2])
-    right = model.tokenizer.decode_inner(ids[middle + GAP_TOKENS // 2 :])
-    return model.gaps(f"{left}[MASK*{GAP_TOKENS}]{right}")
+    """A held-out passage with its middle hidden: the first of those that are longest."""
+    longest = max((ids[:NUM_TOKENS] for ids in _passages(model)), key=len)
+    ids = model.tokenizer.encode(model.tokenizer.decode(longest))
+    hidden = max(1, min(GAP_TOKENS, len(ids) // 2))
+    start = (len(ids) - hidden) // 2
+    left = model.tokenizer.decode(ids[:start])
+    right = model.tokenizer.decode_inner(ids[start + hidden :])
+    return model.gaps(f"{left}[MASK*{hidden}]{right}")
+
+
+def _passages(model: LoadedModel) -> list[list[int]]:
+    """What each held-out row begins with, to that document's end and without specials. Beginnings
+    of documents come first; where documents are books there may be none."""
+    bos_id, eos_id = model.tokenizer.bos_id, model.tokenizer.eos_id
+    rows = zip(model.probe.ids, model.probe.doc_ids, strict=True)
+    found = [
+        [int(i) for i in ids[doc_ids == doc_ids[0]] if i not in (bos_id, eos_id)]
+        for ids, doc_ids in sorted(rows, key=lambda row: row[0][0] != bos_id)
+    ]
+    return [ids for ids in found if ids]
