@@ -5,11 +5,16 @@ Torch is imported inside functions, so that data and store code can use the rest
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,9 +22,10 @@ import numpy as np
 from diffurefill.toml import UserError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
+
+COPIES = "diffurefill-"
+"""How the names of folders of local copies begin."""
 
 
 def philox(*key: int | str) -> np.random.Generator:
@@ -235,6 +241,81 @@ def without_folders(word: str) -> str:
     return f"{prefix}{colon}{rest}"
 
 
+def copies_place() -> Path:
+    """Where local copies go: the folder that DIFFUREFILL_CACHE names, made where it is missing, or
+    the temporary folder, which is small on many notebooks. UserError where it cannot be had."""
+    named = os.environ.get("DIFFUREFILL_CACHE")
+    with _place_is_writable(named):
+        place = Path(named or tempfile.gettempdir())
+        place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
+@contextlib.contextmanager
+def local_copies() -> Iterator[Path]:
+    """A new folder for this process's local copies, which goes with it. Never shared and never
+    trusted after a restart. What killed processes left there goes now.
+
+    Raises UserError where no folder can be made.
+    """
+    place = copies_place()
+    remove_left_copies(place)
+    with _place_is_writable(str(place)):
+        made = tempfile.TemporaryDirectory(prefix=COPIES, dir=place)
+    with _locked(Path(made.name)), made as folder:  # the lock is held until the folder is gone
+        copies = Path(folder) / "copies"
+        copies.mkdir()
+        yield copies
+
+
+@contextlib.contextmanager
+def _place_is_writable(place: str | None) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"local copies cannot go to {place or 'the temporary folder'} ({error.strerror}): "
+            "name another folder in DIFFUREFILL_CACHE"
+        ) from None
+
+
+def _lock_name() -> str:
+    """Of this machine: on a shared disk a lock that another one holds may look free from here."""
+    return f"lock-{platform.node()}"
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock that tells that `folder` is in use; the system frees it however we end.
+
+    It gets its name when it is held: seen under that name and free, its owner is gone. Where locks
+    are not to be had there is none, and nobody removes the folder.
+    """
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            new = folder / "lock.new"
+            file = stack.enter_context(open(new, "wb"))
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            new.rename(folder / _lock_name())
+        yield
+
+
+def remove_left_copies(place: Path) -> None:
+    """Remove folders of local copies in `place` whose processes are gone: a killed one leaves up to
+    several times the model's size, and one that is killed again and again would fill the disk."""
+    try:
+        import fcntl
+    except ImportError:
+        return
+    for lock in place.glob(f"{COPIES}*/{_lock_name()}"):
+        # Held, of another user, or gone by now: not ours to remove.
+        with contextlib.suppress(OSError), open(lock, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(lock.parent, ignore_errors=True)
+
+
 def require_writable(path: Path) -> None:
     """UserError now, before long work, where the file `path` could not be written after it."""
     if os.path.isdir(path):
@@ -282,14 +363,11 @@ def _git(*arguments: str) -> str | None:
 
 def doctor() -> dict[str, str]:
     """What this machine offers to a worker, one line each, for `diffurefill doctor`."""
-    import shutil
-    import tempfile
-
-    facts, device = machine_facts(), default_device()
+    facts, device, place = machine_facts(), default_device(), copies_place()
     dtype = training_dtype(device, "auto")
-    free = shutil.disk_usage(tempfile.gettempdir()).free / 1e9
+    free = shutil.disk_usage(place).free / 1e9
     found = {name: str(value) for name, value in facts.items()}
     found["precision"] = "float32" if dtype is None else f"{dtype} autocast over float32 weights"
-    found["temporary"] = f"{free:.1f} GB free in {tempfile.gettempdir()}"
+    found["temporary"] = f"{free:.1f} GB free in {place}"
     found["memory"] = f"{available_bytes(device) / 2**30:.1f} GiB free on {device.type}"
     return found

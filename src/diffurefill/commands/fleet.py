@@ -30,13 +30,12 @@ class Init:
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
-        import tempfile
-
         from diffurefill.fleet.create import create_run
+        from diffurefill.runtime import local_copies
 
         config = resolved(self.settings, self.data)
-        with tempfile.TemporaryDirectory() as work:
-            create_run(self.store, config, Path(work), say)
+        with local_copies() as work:
+            create_run(self.store, config, work, say)
         say(f"next: diffurefill merger {self.store}  and  diffurefill worker {self.store}")
         return 0
 
@@ -138,15 +137,14 @@ class Audit:
     store: Positional[str]
 
     def run(self) -> int:
-        import tempfile
-
         from diffurefill.fleet.audit import audit_run
         from diffurefill.fleet.run import config_at
         from diffurefill.fleet.start import averager_of
+        from diffurefill.runtime import local_copies
 
         store = open_store(self.store)
-        with tempfile.TemporaryDirectory() as work:
-            audit = audit_run(store, averager_of(config_at(store).fleet), Path(work), progress)
+        with local_copies() as work:
+            audit = audit_run(store, averager_of(config_at(store).fleet), work, progress)
         for line in (*audit.lines(), *audit.violations):
             say(line)
         say(

@@ -71,16 +71,16 @@ class Export:
     """Of the text it learned from: en, de ..."""
 
     def run(self) -> int:
-        import tempfile
+        from diffurefill.runtime import local_copies
 
         if self.format == "pt" and self.to.startswith("hf://"):
             raise UserError("--format pt writes a file: give --to FILE.pt")
         if self.format == "pt" and self.results:
             raise UserError("--format pt writes a file without a card: leave --results away")
-        with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
+        with local_copies() as cache:
             destination = self._require_room()
-            kind, extra = self._chosen(Path(cache))
-            source = self._find(kind, Path(cache))
+            kind, extra = self._chosen(cache)
+            source = self._find(kind, cache)
             found = self._decoding(source)
             say(f"exporting {found.name}")
             if self.format == "pt":  # one file: there is no place for a card
@@ -93,7 +93,7 @@ class Export:
             if destination is not None:
                 from diffurefill.release.export import write_checked
 
-                folder = Path(cache) / "export"
+                folder = cache / "export"
                 folder.mkdir()
                 write_checked(found, folder, say, extra)
                 destination.publish(folder, f"Export of {found.name}", say)
@@ -199,18 +199,17 @@ class Import:
     replace: bool = False
 
     def run(self) -> int:
-        import tempfile
-
         from diffurefill.fleet.exported import read_json_object
         from diffurefill.release.export import export_folder, require_room
         from diffurefill.release.torch_file import find_in_torch_file
+        from diffurefill.runtime import local_copies
 
         require_room(self.to, self.replace)
         config = self._config()
-        with tempfile.TemporaryDirectory(prefix="diffurefill-") as work:
+        with local_copies() as work:
             found = find_in_torch_file(
                 self.file,
-                Path(work),
+                work,
                 config=config,
                 tokenizer=self._tokenizer(config),
                 names=read_json_object(self.names) if self.names else None,
@@ -238,15 +237,14 @@ def _pick(
     probe: Path | None = None,
     facts: Path | None = None,
 ) -> Any:
-    import tempfile
-
     from diffurefill.fleet.found import locate
     from diffurefill.fleet.probing import Asked
     from diffurefill.fleet.run import Run
     from diffurefill.release.pick import pick_weights
+    from diffurefill.runtime import local_copies
 
-    with tempfile.TemporaryDirectory(prefix="diffurefill-") as cache:
-        run = locate(store, Path(cache))
+    with local_copies() as cache:
+        run = locate(store, cache)
         if not isinstance(run, Run):
             raise UserError(f"{store} holds one set of weights: there is nothing to pick from")
         picked = pick_weights(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from diffurefill.fleet.create import create_run
 from diffurefill.fleet.loading import LoadedModel, load_from_run
 from diffurefill.fleet.run import Run, open_run, read_state
 from diffurefill.fleet.start import averager_of
-from diffurefill.runtime import provenance, set_threads
+from diffurefill.runtime import local_copies, provenance, set_threads
 from diffurefill.store.base import MAIN, Ref
 from diffurefill.train.checkpoint import load_weights
 
@@ -41,14 +40,14 @@ def run_demo(folder: Path | None, data: Sequence[str], generations: int, minutes
     folder = _new_folder(folder)
     config = with_paths(load_preset("demo"), data)
     is_python = config.data.sources[0].paths == ("python:",)
-    with tempfile.TemporaryDirectory(prefix="diffurefill-") as work:
-        state = create_run(str(folder), config, Path(work), say)
+    with local_copies() as work:
+        state = create_run(str(folder), config, work, say)
         story = DemoFleet(str(folder), say).run(generations, minutes)
         set_threads(None)
         say("audit: recomputing every generation from the store")
-        run = open_run(str(folder), Path(work) / "cache")
+        run = open_run(str(folder), work / "cache")
         audit = audit_run(
-            run.store, averager_of(run.config.fleet), Path(work) / "audit", lambda line: None
+            run.store, averager_of(run.config.fleet), work / "audit", lambda line: None
         )
         say(f"audit: {sum(audit.checks.values())} checks, {audit.verdict}")
         say("probing every generation, and its EMA, on the held-out rows")

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +31,7 @@ from diffurefill.fleet.found import Found, find, found_in_run
 from diffurefill.fleet.run import Run
 from diffurefill.model.compiling import compile_for_writing
 from diffurefill.model.denoiser import Denoiser
-from diffurefill.runtime import default_device
+from diffurefill.runtime import default_device, local_copies
 from diffurefill.train.checkpoint import load_weights, schema
 from diffurefill.train.tensorfile import require_schema, schema_of
 
@@ -310,8 +308,8 @@ def load(
     compile: write with compiled blocks, as docs/decoding.md says.
     Raises UserError where there is no model, or not these weights, or nothing can be compiled.
     """
-    with tempfile.TemporaryDirectory() as cache:
-        model = build(find(where, weights, Path(cache)), dtype=dtype)
+    with local_copies() as cache:
+        model = build(find(where, weights, cache), dtype=dtype)
     if compile:
         compile_for_writing(model.denoiser)
     return model

@@ -7,12 +7,9 @@ published here. Workers need not be told. Source: spec fleet.md 5.2 (4).
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 import time
 import uuid
-from pathlib import Path
 
 from diffurefill.config import UserError
 from diffurefill.fleet import protocol
@@ -27,6 +24,7 @@ from diffurefill.fleet.rollback import (
     rolling_back,
 )
 from diffurefill.fleet.run import read_state
+from diffurefill.runtime import local_copies
 from diffurefill.store.base import MAIN, Conflict, Store, Version, compact_surely, open_store
 
 
@@ -38,10 +36,9 @@ def rollback(uri: str, to: int | None = None, report: Report = print) -> State:
     """
     from diffurefill.fleet.averaging import FileAverager
 
-    place = os.environ.get("DIFFUREFILL_CACHE")
-    with tempfile.TemporaryDirectory(prefix="diffurefill-", dir=place) as cache:
+    with local_copies() as cache:
         store, apply = open_store(uri), FileAverager().apply_update
-        return _finish(rolling_back(store, Path(cache), to, report, apply))
+        return _finish(rolling_back(store, cache, to, report, apply))
 
 
 def compact(uri: str, report: Report = print) -> State:

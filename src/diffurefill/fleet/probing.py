@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.fleet.run import open_run
 from diffurefill.fleet.start import drive
 from diffurefill.fleet.weights import PUBLISHED
+from diffurefill.runtime import local_copies
 from diffurefill.train.checkpoint import load_weights
 
 
@@ -53,8 +53,8 @@ def score_models(
 
 def models_at(where: str, weights: Sequence[str] = PUBLISHED) -> Iterator[LoadedModel]:
     """Of a run those of `weights` that it has; of anything else the one model that it holds."""
-    with tempfile.TemporaryDirectory() as cache:
-        for found in find_each(where, weights, Path(cache)):
+    with local_copies() as cache:
+        for found in find_each(where, weights, cache):
             yield build(found)
 
 
@@ -101,8 +101,8 @@ def tokenizer_at(where: str) -> Tokenizer:
     is_bare = path.is_dir() and not any(path.glob("tokenizer.*"))
     if not (is_bucket or is_bare):
         return load_tokenizer(where)
-    with tempfile.TemporaryDirectory() as cache:
-        return Tokenizer.from_json(open_run(where, Path(cache)).tokenizer_json)
+    with local_copies() as cache:
+        return Tokenizer.from_json(open_run(where, cache).tokenizer_json)
 
 
 def follow_run(
@@ -122,8 +122,8 @@ def follow_run(
             f"nobody publishes {', '.join(made)}: follow {', '.join(PUBLISHED)}, and probe a mean "
             "of the last globals without --follow"
         )
-    with tempfile.TemporaryDirectory() as cache:
-        run = open_run(uri, Path(cache))
+    with local_copies() as cache:
+        run = open_run(uri, cache)
         model = build(found_in_run(run, "global"))
         probes, facts = probes_for(model, uri, asked), facts_for(model, asked)
         versions = {name: probe.digest for name, probe in probes.items()}

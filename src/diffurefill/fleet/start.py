@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from diffurefill.config import HELD_OUT, FleetConfig, UserError
 from diffurefill.data.documents import open_corpus
@@ -23,7 +20,7 @@ from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Run, open_run
 from diffurefill.fleet.status import worker_statuses
 from diffurefill.fleet.worker import Worker
-from diffurefill.runtime import require_device, set_threads
+from diffurefill.runtime import local_copies, require_device, set_threads
 from diffurefill.train.loop import Trainer, require_corpus
 
 Report = Callable[[str], None]
@@ -47,8 +44,8 @@ def start_worker(
     chosen_device = require_device(device)
     seconds = math.inf if minutes is None else 60.0 * minutes
     ends_at = time.monotonic() + seconds
-    with _cache() as cache:
-        run = open_run(uri, Path(cache))
+    with local_copies() as cache:
+        run = open_run(uri, cache)
         now = run.snapshot()
         config, tokenizer = run.config, Tokenizer.from_json(run.tokenizer_json)
         corpus = open_corpus(config.data)
@@ -89,8 +86,8 @@ def start_merger(
 ) -> None:
     """Be the merger of the run at `uri` until killed, or until `generations` exist."""
     set_threads(threads, keeps_memory=False)
-    with _cache() as cache:
-        run = open_run(uri, Path(cache))
+    with local_copies() as cache:
+        run = open_run(uri, cache)
         guard = _guard(run) if guarded and run.config.fleet.guard_rows else None
         averager = averager_of(run.config.fleet)
         merger = Merger(run, averager, guard, report=report, on_event=on_event)
@@ -150,12 +147,3 @@ def free_number(run: Run) -> int:
             "all the same, name it with --worker"
         )
     return silent[0]
-
-
-def _cache() -> tempfile.TemporaryDirectory[str]:
-    """A process's local copies. Never shared and never trusted after a restart.
-
-    DIFFUREFILL_CACHE names the disk to use; notebooks often have a small /tmp.
-    """
-    place = os.environ.get("DIFFUREFILL_CACHE")
-    return tempfile.TemporaryDirectory(prefix="diffurefill-", dir=place)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.pilot.arms import Arm, choose_arms, pilot_arms
 from diffurefill.pilot.passages import held_out_passages
 from diffurefill.pilot.writing import Pair, Task, Written, written
-from diffurefill.runtime import without_folders
+from diffurefill.runtime import local_copies, without_folders
 from diffurefill.store.durable import write_file
 
 AGAINST = ("draft", "ar", "tuned")
@@ -156,8 +155,8 @@ def _how(arm: Arm) -> dict[str, Any]:
 
 def _open(place: str) -> tuple[LoadedModel, dict[str, Any]]:
     """The model at `place`, and where it comes from."""
-    with tempfile.TemporaryDirectory() as cache:
-        found = find(place, None, Path(cache))
+    with local_copies() as cache:
+        found = find(place, None, cache)
         return build(found), found.provenance
 
 
