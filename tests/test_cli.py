@@ -141,6 +141,9 @@ def test_a_demo_never_writes_into_a_folder_that_holds_something(
     (tmp_path / "mine").write_text("keep")
     assert "not empty" in expect_mistake(capsys, "demo", "--folder", str(tmp_path))
     assert (tmp_path / "mine").read_text() == "keep"
+    for place in ("mine", "mine/below"):
+        shown = expect_mistake(capsys, "demo", "--folder", str(tmp_path / place))
+        assert "give the demo a new folder" in shown
 
 
 def test_a_full_disk_is_a_clear_error(

@@ -77,6 +77,8 @@ def _new_folder(folder: Path | None) -> Path:
     """A folder that holds nothing yet: a second demo never touches the first."""
     if folder is None:
         return Path("runs") / time.strftime("demo-%Y%m%d-%H%M%S")
+    if any(place.exists() and not place.is_dir() for place in (folder, *folder.parents)):
+        raise UserError(f"{folder} is a file or below one: give the demo a new folder")
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty: give the demo a new folder")
     return folder
