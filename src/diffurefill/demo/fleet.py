@@ -14,7 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diffurefill.config import UserError
-from diffurefill.demo.processes import Child, start_doomed_merger, start_merger, start_worker
+from diffurefill.demo.processes import (
+    Child,
+    start_doomed_merger,
+    start_merger,
+    start_worker,
+    stop_all,
+)
 from diffurefill.fleet.records import State
 from diffurefill.fleet.status import latest_state
 from diffurefill.store.base import open_store
@@ -46,21 +52,29 @@ class DemoFleet:
         self.story = FleetStory()
         self._began = time.monotonic()
         self._gen = 0
-        self._merger = start_doomed_merger(uri, MERGER_DIES_BEFORE)
-        self._workers = {n: start_worker(uri, n) for n in (0, 1)}
-        pids = ", ".join(f"{c.name} (pid {c.pid})" for c in self._children())
-        say(f"started {pids}")
+        self._started: list[Child] = []  # all of them, so that none outlives `run`
+        self._workers: dict[int, Child] = {}
 
     def run(self, generations: int, minutes: float) -> FleetStory:
         generations = max(generations, MIN_GENERATIONS)
         try:
+            self._start()
             while not self._finished(generations, minutes * 60):
                 time.sleep(WATCH_SECONDS)
                 self._look()
         finally:
-            for child in self._children():
-                child.stop()
+            stop_all(self._started)
         return self.story
+
+    def _start(self) -> None:
+        self._merger = self._noted(start_doomed_merger(self._uri, MERGER_DIES_BEFORE))
+        for number in (0, 1):
+            self._workers[number] = self._noted(start_worker(self._uri, number))
+        self._say(f"started {', '.join(f'{c.name} (pid {c.pid})' for c in self._started)}")
+
+    def _noted(self, child: Child) -> Child:
+        self._started.append(child)
+        return child
 
     def _finished(self, generations: int, seconds: float) -> bool:
         """Enough, and the EMA of the last generation is published too."""
@@ -104,7 +118,7 @@ class DemoFleet:
         worker.kill()
         step, steps = re.findall(r"local step (\d+), of (\d+)", inside[-1])[0]
         where = f"after {step} of {steps} local steps of generation {WORKER_DIES_IN}"
-        self._workers[number] = start_worker(self._uri, number)
+        self._workers[number] = self._noted(start_worker(self._uri, number))
         self._note_kill("worker", worker.name, worker, self._workers[number], where)
 
     def _look_at_merger(self) -> None:
@@ -115,7 +129,7 @@ class DemoFleet:
             return
         if died_of != -signal.SIGKILL or self._has_killed("merger"):
             raise _stopped_by_itself(self._merger, lines)
-        dead, self._merger = self._merger, start_merger(self._uri)
+        dead, self._merger = self._merger, self._noted(start_merger(self._uri))
         where = f"between averaging and publishing generation {MERGER_DIES_BEFORE}"
         self._note_kill("merger", "the merger", dead, self._merger, where)
 
@@ -135,9 +149,6 @@ class DemoFleet:
         for line in lines:
             if any(word in line for word in TOLD):
                 self._say(f"    {line}")
-
-    def _children(self) -> list[Child]:
-        return [self._merger, *self._workers.values()]
 
 
 def _stopped_by_itself(child: Child, lines: list[str]) -> UserError:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from diffurefill.fleet.records import State
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 """Two workers on two cores: a second thread each would only spin."""
+
+STOP_SECONDS = 10.0
+"""What a process may take to end when it is asked to; it removes its local copies meanwhile."""
 
 
 @dataclass
@@ -56,13 +62,30 @@ class Child:
 
     def stop(self) -> None:
         """End it without ceremony; a worker or merger needs none."""
-        if self.process.poll() is None:
-            self.process.terminate()
-        self._ended()
+        stop_all([self])
 
     def _ended(self) -> None:
-        self.process.wait()
-        self._reader.join()
+        """Bounded: a process of its own may outlive it and hold its output open."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(STOP_SECONDS)
+        self._reader.join(STOP_SECONDS)
+
+
+def stop_all(children: Sequence[Child]) -> None:
+    """End them; what is there after `STOP_SECONDS`, or at a signal while we wait, is killed."""
+    try:
+        for child in children:
+            child.process.terminate()
+        ends_at = time.monotonic() + STOP_SECONDS
+        for child in children:
+            child.process.wait(max(0.0, ends_at - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        for child in children:  # all of them before any wait
+            child.process.kill()
+        for child in children:
+            child.kill()
 
 
 def start_worker(store: str, number: int) -> Child:
