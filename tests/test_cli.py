@@ -9,6 +9,7 @@ import pytest
 
 from diffurefill import cli
 from diffurefill.cli import COMMANDS, main
+from diffurefill.commands.common import progress, say
 from tests.tiny import tiny_config, write_config, write_corpus
 
 
@@ -210,6 +211,19 @@ def test_an_interrupt_has_its_own_exit_code(
     monkeypatch.setattr(cli.Doctor, "run", interrupted)
     assert main(["doctor"]) == 130
     assert "start it again" in capsys.readouterr().err
+
+
+def test_no_line_stands_behind_a_progress_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    cleared = "\r\033[K"
+    progress("generation 3")
+    say("audit: no violations")
+    assert capsys.readouterr().err == f"{cleared}generation 3{cleared}"
+    progress("generation 3")
+    assert main(["status", str(tmp_path)]) == 2
+    assert f"generation 3{cleared}error: no run" in capsys.readouterr().err
 
 
 def test_doctor_names_the_machine_and_tests_a_store(

@@ -21,7 +21,7 @@ import tyro
 from diffurefill.commands.bench import BenchAttention, BenchCache, BenchOptimizer, BenchTrain
 from diffurefill.commands.card import Card
 from diffurefill.commands.collocations import Collocations
-from diffurefill.commands.common import say
+from diffurefill.commands.common import progress, say
 from diffurefill.commands.data import Inspect, Pack, Preview
 from diffurefill.commands.doctor import Doctor
 from diffurefill.commands.evaluate import Evaluate, LmEval
@@ -169,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(message: str, code: int) -> int:
+    progress("")
     print(f"error: {message}", file=sys.stderr, flush=True)
     return code
 

@@ -11,6 +11,8 @@ from diffurefill.store.base import open_store
 
 
 def say(line: str) -> None:
+    """A line on stdout, in the place of a progress line that stands on the terminal."""
+    progress("")
     print(line, flush=True)
 
 
