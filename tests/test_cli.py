@@ -236,3 +236,15 @@ def test_doctor_names_the_machine_and_tests_a_store(
     shown = capsys.readouterr().out
     assert "precision" in shown
     assert "conditional writes are honoured" in shown
+
+
+def test_doctor_tests_a_folder_before_there_is_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "new" / "place", tmp_path, f"file://{tmp_path}/new"):
+        assert main(["doctor", str(place)]) == 0
+        assert f"{place}: conditional writes are honoured" in capsys.readouterr().out
+    for place in ("file", "file/below"):
+        expect_mistake(capsys, "doctor", str(tmp_path / place))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

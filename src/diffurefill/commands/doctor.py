@@ -23,7 +23,8 @@ class Doctor:
     """What this machine offers, whether a store on it is safe to use, and what would fit on it."""
 
     store: Positional[str | None] = None
-    """A store to test: writes a little, on a lane of its own, and removes it."""
+    """A store to test: writes a little, on a lane of its own, and removes it. A folder or bucket
+    need not hold a run yet; a repository hf://user/repo has to be there."""
     preset: str | None = None
     """Show where the memory of a training step goes, and how many rows at once fit."""
     config: Path | None = None
@@ -47,7 +48,7 @@ class Doctor:
         say(f"{'products':<12} {_products()}")
         say(f"{'compiled':<12} {_compiled_code()}")
         if self.store is not None:
-            open_store(self.store).selftest()
+            _test_store(self.store)
             say(f"{'store':<12} {self.store}: conditional writes are honoured")
         if asks_for_memory:
             return self._show_memory()
@@ -90,6 +91,27 @@ class Doctor:
             f"train.micro_batch_rows = 0 takes {rows} rows at once"
         )
         return 0
+
+
+def _test_store(uri: str) -> None:
+    """Raises what `Store.selftest` does. Where a folder holds no run, or is not even there yet, a
+    temporary one in it, or in the nearest above it that is there, is tested in its place."""
+    import tempfile
+
+    from diffurefill.store.durable import make_folder, os_errors_as_denied
+
+    folder = Path(uri.removeprefix("file://")).absolute()
+    is_folder = "://" not in uri or uri.startswith("file://")
+    if not is_folder or (folder / "lanes").is_dir():
+        open_store(uri).selftest()
+        return
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    make_folder(there)  # refuses a file
+    with (
+        os_errors_as_denied(),
+        tempfile.TemporaryDirectory(prefix=".doctor-", dir=there) as scratch,
+    ):
+        open_store(scratch, create=True).selftest()
 
 
 def _products() -> str:
