@@ -1,6 +1,7 @@
 """The command line: quick help without torch, clear one-line errors, honest exit codes."""
 
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,17 @@ def test_an_interrupt_has_its_own_exit_code(
     monkeypatch.setattr(cli.Doctor, "run", interrupted)
     assert main(["doctor"]) == 130
     assert "start it again" in capsys.readouterr().err
+
+
+def test_init_names_a_store_as_a_shell_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(tmp_path, tiny_config(write_corpus(tmp_path)))
+    store = str(tmp_path / "my run")
+    assert main(["init", store, "--config", str(config)]) == 0
+    words = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert words[:4] == ["next:", "diffurefill", "merger", store]
+    assert words[-1] == store
 
 
 def test_no_line_stands_behind_a_progress_line(

@@ -1,6 +1,7 @@
 """The report says what demo.json says, stands alone, and escapes what the model wrote."""
 
 import re
+import shlex
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from diffurefill.chart import line_chart
 from diffurefill.decode.view.frames import Cell, Frame
 from diffurefill.demo.report import generation_rows, write_reports
+from diffurefill.demo.run import _close
 from diffurefill.demo.writing import Written
 
 FACTS: dict[str, Any] = {
@@ -79,6 +81,13 @@ def test_the_page_loads_nothing_from_elsewhere(reports: tuple[str, str]) -> None
 
 def test_a_higher_ema_is_called_higher(reports: tuple[str, str]) -> None:
     assert "stands at 4.700, higher than the last global" in reports[0]
+
+
+def test_the_demo_names_its_folder_as_a_shell_takes_it(tmp_path: Path) -> None:
+    said: list[str] = []
+    _close({**FACTS, "kills": 1}, tmp_path / "my demo", said.append)
+    folder = str(tmp_path / "my demo")
+    assert shlex.split(said[-1]) == ["next:", "diffurefill", "generate", folder, "--watch"]
 
 
 def test_the_table_has_a_row_per_generation() -> None:

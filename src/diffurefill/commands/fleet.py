@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -36,7 +37,8 @@ class Init:
         config = resolved(self.settings, self.data)
         with local_copies() as work:
             create_run(self.store, config, work, say)
-        say(f"next: diffurefill merger {self.store}  and  diffurefill worker {self.store}")
+        store = shlex.quote(self.store)
+        say(f"next: diffurefill merger {store}  and  diffurefill worker {store}")
         return 0
 
 

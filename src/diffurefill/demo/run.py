@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -169,7 +170,7 @@ def _close(facts: dict[str, Any], folder: Path, say: Callable[[str], None]) -> N
     say(f"report: {folder / 'report.html'}   facts: {folder / 'demo.json'}")
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 1e6
     say(f"{folder} holds {size:,.0f} MB: every generation, for `diffurefill audit`")
-    say(f"next: diffurefill generate {folder} --watch")
+    say(f"next: diffurefill generate {shlex.quote(str(folder))} --watch")
 
 
 def _table(facts: dict[str, Any]) -> Table:
