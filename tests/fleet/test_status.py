@@ -16,6 +16,7 @@ from diffurefill.fleet.records import Average, Decided, Rejected, Saved
 from diffurefill.fleet.start import free_number, work_freely
 from diffurefill.fleet.status import (
     GenerationProbes,
+    age_text,
     probes_by_generation,
     status_tables,
     worker_statuses,
@@ -35,13 +36,13 @@ def fleet(tmp_path: Path) -> FakeFleet:
     return fleet
 
 
-def shown(fleet: FakeFleet, **changes: object) -> str:
+def shown(fleet: FakeFleet, width: int = 100, **changes: object) -> str:
     """`diffurefill status` of the newest state with `changes`."""
     state = replace(fleet.state, **changes)
     fleet.store.publish(
         MAIN, {records.STATE: dump_json(records.to_json(state))}, expect=fleet.store.head(MAIN)
     )
-    console = Console(record=True, width=100, file=io.StringIO())
+    console = Console(record=True, width=width, file=io.StringIO())
     for table in status_tables(fleet.store):
         console.print(table)
     return console.export_text()
@@ -66,6 +67,35 @@ def test_an_alert_comes_first(fleet: FakeFleet) -> None:
 
 def test_a_term_that_was_given_up_is_said_to_be_free(fleet: FakeFleet) -> None:
     assert "1 is over: the next `diffurefill merger` begins at once" in shown(fleet, merger_id="")
+
+
+def test_a_run_that_no_merger_has_seen_has_no_epoch_that_could_be_over(fleet: FakeFleet) -> None:
+    text = shown(fleet, epoch=0, merger_id="")
+    assert "none yet: `diffurefill merger` begins the first" in text
+    assert "is over" not in text
+
+
+def test_80_columns_hold_a_worker_whose_figures_are_long(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {
+        "time": -900_000.0, "incarnation": "0123456789", "phase": "nonfinite", "gen": 123,
+        "step": 12345, "loss": 10.123, "tokens_per_second": 12345.0, "mfu_6nd": 0.412,
+    }  # fmt: skip
+    monkeypatch.setattr(status, "read_log", lambda *_: [long])
+    monkeypatch.setattr(status.time, "time", lambda: 0.0)
+    text = shown(fleet, width=80)
+    row = "0 │ 01234567 │ nonfinite │ 123 │ 12345 │ 10.123 │ 12,345 │ 41.2% │ 10 d"
+    assert row in text
+    assert "…" not in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-3.0, "-3 s"), (119.0, "119 s"), (120.0, "2 min"), (7200.0, "2 h"), (172_800.0, "2 d")],
+)
+def test_an_age_is_told_in_a_fitting_unit(seconds: float, text: str) -> None:
+    assert age_text(seconds) == text
 
 
 def test_everything_else_that_a_state_tells_is_shown(fleet: FakeFleet) -> None:

@@ -26,6 +26,11 @@ PROBES = "nats per masked token; drift: what local steps changed, merge gain: wh
 SHOWN_GENERATIONS = 20
 SHOWN_REFUSED = 4
 FREE = "is over: the next `diffurefill merger` begins at once"
+NO_EPOCH = "none yet: `diffurefill merger` begins the first"
+COLUMNS = (
+    "worker", "incar-\nnation", "phase", "gen", "step", "loss", "tokens\n/ s", "MFU", "log\nage"
+)  # fmt: skip
+"""Of the workers' table, in two lines where that lets it fit 80 columns."""
 TIMES = "age is by this machine's clock and is for people only; no rule of the fleet reads it"
 
 
@@ -108,7 +113,8 @@ def _run(state: State) -> Table:
     origin = "" if state.restored_from is None else f", restores {state.restored_from}"
     table.add_row("generation", f"{state.gen}{origin}; step {state.step}, {state.tokens:,} tokens")
     holder = f"of merger {state.merger_id[:8]}, beat {state.beat}"
-    table.add_row("epoch", f"{state.epoch} {holder if state.merger_id else FREE}")
+    epoch = f"{state.epoch} {holder if state.merger_id else FREE}"
+    table.add_row("epoch", epoch if state.epoch else NO_EPOCH)
     table.add_row("waits for", _listed(state.live, "worker") or "nobody seen yet")
     averages = [
         f"{name} of {a.count}{'' if a.gen == state.gen else f' (up to {a.gen})'}"
@@ -146,17 +152,27 @@ def _listed(numbers: Sequence[int], one: str) -> str:
 
 def _workers(store: Store) -> Table:
     workers = Table(title="workers, by the logs they pushed", caption=TIMES)
-    names = ("worker", "incarnation", "phase", "gen", "step", "loss", "tokens/s", "MFU", "log age")
-    for column in names:
-        workers.add_column(column, justify="left" if column == "phase" else "right")
+    for column in COLUMNS:
+        justify = "left" if column == "phase" else "right"
+        workers.add_column(column, justify=justify, overflow="fold")
     for w in worker_statuses(store, time.time()):
         workers.add_row(
             str(w.worker), w.incarnation[:8], w.phase, str(w.last.get("gen", "-")),
             str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
             _number(w.last.get("tokens_per_second"), ",.0f"), _number(w.last.get("mfu_6nd"), ".1%"),
-            f"{w.age_seconds:,.0f} s",
+            age_text(w.age_seconds),
         )  # fmt: skip
     return workers
+
+
+def age_text(seconds: float) -> str:
+    """In the unit that leaves at most three digits, for less than three years."""
+    size, unit = seconds, "s"
+    for larger, factor in (("min", 60), ("h", 60), ("d", 24)):
+        if size < 2 * factor:
+            break
+        size, unit = size / factor, larger
+    return f"{size:,.0f} {unit}"
 
 
 def _generations(store: Store) -> Table:
