@@ -273,8 +273,9 @@ def _place_is_writable(place: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise UserError(
-            f"local copies cannot go to {place or 'the temporary folder'} ({error.strerror}): "
+            f"local copies cannot go to {place or 'the temporary folder'} ({why}): "
             "name another folder in DIFFUREFILL_CACHE"
         ) from None
 
