@@ -6,17 +6,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diffurefill import config as configs
 from diffurefill.config import RunConfig
 from diffurefill.data.tokens.tokenizer import train_tokenizer
 from diffurefill.fleet import exported
 from diffurefill.release.card.sources import Source, read_source
+from diffurefill.train.checkpoint import save_weights
 
 PROBE = "0123456789ab"
+RUN, GENERATION = "run-7", 30
 
 
 def exported_folder(folder: Path, config: RunConfig, provenance: dict[str, Any] | None) -> Path:
-    """The files of an export that a card reads."""
+    """The files of an export that a card reads; in place of its weights a single number."""
     folder.mkdir()
     tokenizer = train_tokenizer(["once upon a time there was a house"] * 20, 300)
     ids = {"mask_token_id": tokenizer.mask_id, "pad_token_id": tokenizer.pad_id}
@@ -24,6 +28,7 @@ def exported_folder(folder: Path, config: RunConfig, provenance: dict[str, Any] 
     (folder / exported.CONFIG).write_text(json.dumps(record))
     (folder / exported.TOKENIZER).write_text(tokenizer.to_json())
     (folder / exported.RUN_CONFIG).write_text(configs.dumps(config))
+    save_weights(folder / exported.WEIGHTS, {"w": torch.ones(1)})
     if provenance is not None:
         (folder / exported.PROVENANCE).write_text(json.dumps({"source": provenance}))
     return folder
@@ -51,7 +56,7 @@ def probe_records() -> list[dict[str, Any]]:
 def progress_lines(num_generations: int) -> str:
     lines = []
     for gen in range(num_generations):
-        about = {"gen": gen, "run": "r", "probes": {"held_out": PROBE}}
+        about = {"gen": gen, "run": RUN, "probes": {"held_out": PROBE}}
         ce = {"sets": {"held_out": held_out(7.0 - 0.125 * gen, with_rows=False)}}
         if gen:
             lines.append({**about, "weights": "ema", **ce})
@@ -68,15 +73,18 @@ def task(value: float, chance: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def evaluated(parameters: int) -> dict[str, Any]:
+def evaluated(parameters: int, weights_sha256: str) -> dict[str, Any]:
+    """The model of these weights is the third: its EMA stands before it."""
     own = {"arc_easy": task(0.3125, 0.25), "sciq": task(0.5, 0.25)}
     other = {"arc_easy": task(0.5625, 0.25), "sciq": task(0.875, 0.25)}
     return {
         "models": [
             {"name": "untrained", "kind": "diffurefill", "weights": "untrained",
-             "parameters": parameters, "scored_by": "chain", "tasks": own},
-            {"name": "ours", "kind": "diffurefill", "weights": "ema", "parameters": parameters,
-             "scored_by": "chain", "tasks": own},
+             "parameters": parameters, "scored_by": "chain", "tasks": other},
+            {"name": "its EMA", "kind": "diffurefill", "weights": "ema", "parameters": parameters,
+             "weights_sha256": "e" * 12, "scored_by": "chain", "tasks": other},
+            {"name": "ours", "kind": "diffurefill", "weights": "swa", "parameters": parameters,
+             "weights_sha256": weights_sha256, "scored_by": "chain", "tasks": own},
             {"name": "an AR model", "kind": "hf", "parameters": 1, "scored_by": "autoregressive",
              "tasks": other},
         ],
@@ -87,7 +95,8 @@ def evaluated(parameters: int) -> dict[str, Any]:
 
 def picked() -> dict[str, Any]:
     candidates = [{"weights": "ema", **record} for record in probe_records()]
-    return {"result": "pick", "rule": "the lowest", "picked": "ema", "candidates": candidates}
+    about = {"result": "pick", "run_id": RUN, "generation": GENERATION, "rule": "the lowest"}
+    return {**about, "picked": "ema", "candidates": candidates}
 
 
 def source(folder: Path, name: str, content: Any) -> Source:

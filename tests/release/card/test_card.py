@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,8 +20,8 @@ from tests.release.card import results
 
 CONFIG = load_preset("demo")
 PROVENANCE = {
-    "run_id": "run-7", "generation": 30, "step": 1500, "tokens": 3_072_000, "weights": "ema",
-    "globals": 30, "flops": 7.68e12,
+    "run_id": results.RUN, "generation": results.GENERATION, "step": 1500, "tokens": 3_072_000,
+    "weights": "ema", "globals": 30, "flops": 7.68e12,
 }  # fmt: skip
 
 
@@ -34,9 +35,13 @@ def sources(tmp_path: Path, model: CardModel) -> list[Source]:
     return [
         results.source(tmp_path, "probes.json", results.probe_records()),
         results.source(tmp_path, "progress.jsonl", results.progress_lines(30)),
-        results.source(tmp_path, "evaluate.json", results.evaluated(model.parameters)),
+        results.source(tmp_path, "evaluate.json", benchmarks_of(model)),
         results.source(tmp_path, "pick.json", results.picked()),
     ]
+
+
+def benchmarks_of(model: CardModel) -> dict[str, Any]:
+    return results.evaluated(model.parameters, model.weights_sha256)
 
 
 def text_of(page: str) -> str:
@@ -148,9 +153,28 @@ def test_data_sets_of_the_hub_are_named(tmp_path: Path) -> None:
 
 
 def test_figures_of_another_model_are_refused(model: CardModel, tmp_path: Path) -> None:
-    other = results.source(tmp_path, "e.json", results.evaluated(model.parameters + 1))
-    with pytest.raises(UserError, match="evaluate this one"):
-        card(model, [other], repo="x")
+    for content in (results.evaluated(model.parameters, "0" * 12), {"models": [{"tasks": {}}]}):
+        other = results.source(tmp_path, "e.json", content)
+        with pytest.raises(UserError, match="evaluate this model"):
+            card(model, [other], repo="x")
+
+
+@pytest.mark.parametrize(
+    ("content", "match"),
+    [
+        (results.picked() | {"run_id": "run-8"}, "pick of run run-8 at generation 30"),
+        (results.picked() | {"generation": 99}, "pick of run run-7 at generation 99"),
+        (results.progress_lines(3).replace(results.RUN, "run-8"), "is of run run-8"),
+    ],
+)
+def test_figures_of_another_run_are_refused(
+    model: CardModel, tmp_path: Path, content: Any, match: str
+) -> None:
+    with pytest.raises(UserError, match=match):
+        card(model, [results.source(tmp_path, "other", content)], repo="x")
+    imported = replace(model, provenance={})
+    with pytest.raises(UserError, match="no known run"):
+        card(imported, [results.source(tmp_path, "other", content)], repo="x")
 
 
 def test_the_progress_table_keeps_both_ends_and_stays_short(sources: list[Source]) -> None:

@@ -11,6 +11,7 @@ from diffurefill.fleet import exported
 from diffurefill.fleet.found import Found, found_exported
 from diffurefill.model.denoiser import num_parameters
 from diffurefill.release.files import without_local_paths
+from diffurefill.train.checkpoint import load_weights, weights_digest
 from diffurefill.train.flops import six_nd
 
 
@@ -21,10 +22,17 @@ class CardModel:
     provenance: dict[str, Any]
     """`source` of provenance.json; empty for imported weights."""
     num_pieces: int
+    weights: Path
+    """The safetensors file, read only where figures have to be told from those of other weights."""
 
     @property
     def parameters(self) -> int:
         return num_parameters(self.config.model)
+
+    @property
+    def weights_sha256(self) -> str:
+        """As `evaluate` writes it beside its figures."""
+        return weights_digest(load_weights(self.weights))[:12]
 
     @property
     def training_flops(self) -> float | None:
@@ -40,7 +48,7 @@ class CardModel:
 
 def model_of(found: Found, name: str) -> CardModel:
     config = without_local_paths(found.config)
-    return CardModel(name, config, found.provenance, found.tokenizer.mask_id)
+    return CardModel(name, config, found.provenance, found.tokenizer.mask_id, found.weights)
 
 
 def read_model(folder: Path, name: str) -> CardModel:

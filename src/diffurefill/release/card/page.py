@@ -36,9 +36,13 @@ def card(
     license_name: str | None = None,
     language: str | None = None,
 ) -> str:
-    """The whole README.md. `repo`: what a reader gives to `from_pretrained`."""
+    """The whole README.md. `repo`: what a reader gives to `from_pretrained`.
+
+    Raises UserError where a source is of another run or of other weights.
+    """
     benchmarks, probes = one_of(sources, "benchmarks"), one_of(sources, "probes")
     progress, pick = one_of(sources, "progress"), one_of(sources, "pick")
+    require_own_run(model, sources)
     own = own_results(model, benchmarks)
     parts = [
         metadata(model, own, license_name, language),
@@ -66,21 +70,39 @@ INTRODUCTION = (
 
 
 def own_results(model: CardModel, benchmarks: Source | None) -> dict[str, Any] | None:
-    """Of the models in the file the card's own: the first that is no other kind and was trained.
+    """Of the models in the file the card's own, by the digest of its weights.
 
-    Raises UserError where that one has another number of parameters.
+    Raises UserError where it is not among them: the size alone tells no weights apart.
     """
-    models = benchmarks.content["models"] if benchmarks else []
-    for found in models:
-        if found.get("kind") != "diffurefill" or found.get("weights") == "untrained":
-            continue
-        if found["parameters"] != model.parameters:
-            raise UserError(
-                f"{benchmarks and benchmarks.name} is of a model of {found['parameters']:,} "
-                f"parameters, this one has {model.parameters:,}: evaluate this one"
-            )
-        return found
-    return None
+    if benchmarks is None:
+        return None
+    for found in benchmarks.content["models"]:
+        is_ours = found.get("kind") == "diffurefill"
+        if is_ours and found.get("weights_sha256") == model.weights_sha256:
+            return found
+    names = ", ".join(str(found.get("name")) for found in benchmarks.content["models"])
+    raise UserError(
+        f"{benchmarks.name} has figures of other weights ({names}): evaluate this model, whose "
+        f"weights are {model.weights_sha256}"
+    )
+
+
+def require_own_run(model: CardModel, sources: Sequence[Source]) -> None:
+    """UserError for the progress of another run, and for a pick among other weights."""
+    run, generation = (model.provenance.get(key) for key in ("run_id", "generation"))
+    progress, pick = one_of(sources, "progress"), one_of(sources, "pick")
+    others = {record.get("run") for record in progress.content} - {run} if progress else ()
+    if progress and others:
+        raise UserError(
+            f"{progress.name} is of run {', '.join(map(str, others))}, this model of "
+            f"{run or 'no known run'}: give the log of its own run, or leave it out"
+        )
+    made = (pick.content.get("run_id"), pick.content.get("generation")) if pick else (None, None)
+    if pick and made != (run, generation):
+        raise UserError(
+            f"{pick.name} is a pick of run {made[0]} at generation {made[1]}, this model of "
+            f"{run or 'no known run'} at {generation}: pick again, or leave it out"
+        )
 
 
 def limits(model: CardModel, own: dict[str, Any] | None, probes: Source | None) -> Iterator[str]:
