@@ -150,6 +150,20 @@ def test_an_earlier_export_is_replaced_only_when_asked(
     assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left behind"
 
 
+def test_a_link_stays_one_and_its_folder_is_replaced(
+    run: str, tmp_path: Path, unopened: None
+) -> None:
+    (tmp_path / "models" / "1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("models/1")
+    for kind in ("ema", "swa"):  # into an empty folder, and over an export
+        options = ["--weights", kind, "--to", str(tmp_path / "link"), "--replace"]
+        assert main(["export", run, *options]) == 0
+    assert (tmp_path / "link").is_symlink()
+    record = json.loads((tmp_path / "models" / "1" / layout.PROVENANCE).read_text())
+    assert record["source"]["weights"] == "swa"
+    assert sorted(p.name for p in tmp_path.rglob("*") if p.is_dir()) == ["1", "link", "models"]
+
+
 def test_a_folder_of_something_else_is_never_touched(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

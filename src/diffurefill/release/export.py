@@ -29,18 +29,19 @@ def export_folder(
     *,
     replace: bool = False,
 ) -> None:
-    """Write `found`, and `extra` files by name, to the folder `dest`.
+    """Write `found`, and `extra` files by name, to the folder `dest`, or to where it links.
 
     Raises UserError where something stands there that may not be replaced, and where the model
     cannot be exported or does not hold.
     """
     require_room(dest, replace)
-    make_folder(dest.absolute().parent)
-    part = dest.absolute().with_name(f".{dest.name}.{new_nonce()}.part")
+    dest = dest.resolve()  # a link stays one: the folder that it names is replaced
+    make_folder(dest.parent)
+    part = dest.with_name(f".{dest.name}.{new_nonce()}.part")
     try:
         part.mkdir()
         write_checked(found, part, report, extra)
-        _give_name(part, dest.absolute())
+        _give_name(part, dest)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 
