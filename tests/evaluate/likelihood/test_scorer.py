@@ -205,6 +205,13 @@ def test_a_rolling_score_is_the_sum_of_its_windows() -> None:
         score_rolling(model, documents, Scorer(method="elbo"))
 
 
+@pytest.mark.parametrize("right_masks", [4, 5, 6, 99])
+def test_a_rolling_score_without_room_is_refused_and_never_perfect(right_masks: int) -> None:
+    model = scoring(BigramDenoiser(V), max_tokens=6)
+    with pytest.raises(UserError, match="fewer right_masks"):
+        score_rolling(model, [[4, 5, 6]], Scorer(right_masks=right_masks))
+
+
 def test_weights_that_give_no_numbers_are_refused() -> None:
     class Broken(TinyDenoiser):
         def logits(self, canvas, doc_ids):

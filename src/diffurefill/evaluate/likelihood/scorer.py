@@ -217,7 +217,10 @@ def score_rolling(
     scorer: Scorer,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[float], Scored]:
-    """The log-likelihood of whole documents, window by window: their sums, and the windows'."""
+    """The log-likelihood of whole documents, window by window: their sums, and the windows'.
+
+    Raises UserError for a scorer that is not exact, or whose MASKs leave a row no room.
+    """
     if scorer.method == "elbo":
         raise UserError("whole documents are scored exactly: choose the chain scorer")
     room = model.max_tokens - scorer.right_masks

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from diffurefill.config import UserError
+
 Ids = NDArray[np.int32]
 
 
@@ -71,8 +73,14 @@ def rolling_windows(
     """(context, continuation) pairs that predict every token of a long text once.
 
     Each window but the first sees the token before it; all begin with BOS. The windows' scores add
-    up to the text's.
+    up to the text's. `max_tokens`: of a row, without the MASKs behind it. UserError where a row has
+    no room for a token beside those two.
     """
+    if max_tokens < 3:
+        raise UserError(
+            f"a row has {max(0, max_tokens)} tokens left for a piece of a whole document, which "
+            "needs 3: choose fewer right_masks, or a larger max_length"
+        )
     width = max_tokens - 2
     first = max_tokens - 1
     later = [
