@@ -166,7 +166,22 @@ def test_the_harness_makes_our_model_from_its_arguments(folder: Path) -> None:
     )
     assert (lm.scorer.method, lm.scorer.samples, lm.max_length) == ("elbo", 4, 30)
     assert lm.device.type in ("cpu", "cuda")
-    with pytest.raises(UserError, match="no scorr"):
-        build(f"{where},scorr=elbo")
     with pytest.raises(UserError, match="pretrained=FOLDER"):
         build("scorer=elbo")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("scorr=elbo", "no scorr"),
+        ("dtype=bf16", "no dtype bf16: choose auto, float32, bfloat16"),
+        ("dtype=float16", "no dtype float16"),
+    ],
+)
+def test_arguments_that_the_harness_passes_on_are_checked(
+    folder: Path, argument: str, said: str
+) -> None:
+    import diffurefill.commands.lm_eval_model as ours
+
+    with pytest.raises(UserError, match=said):
+        ours.DiffuRefillLM.create_from_arg_string(f"pretrained={folder / 'model'},{argument}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -36,6 +36,10 @@ class Reading:
     decode: str = "decode-left-to-right"
     seed: int = 0
     progress: Callable[[int, int], None] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in get_args(Precision):
+            raise UserError(f"no dtype {self.dtype}: choose {', '.join(get_args(Precision))}")
 
 
 def open_lm(name: str, scorer: Scorer, how: Reading) -> tuple[Any, dict[str, Any]]:
