@@ -1,6 +1,7 @@
 """Benchmarks as the harness defines them, on rows of our own; no row is read from the hub."""
 
 import gzip
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_accuracy_counts_the_likeliest_and_its_norm_the_likeliest_a_character(
     assert found["metrics"]["acc_norm"] == 0.25
     assert found["num_items"] == found["num_items_of_task"] == 8
     assert len(found["items"]["log_likelihoods"][0]) == 4
+
+
+def test_an_item_whose_choices_are_all_too_long_is_wrong(tmp_path: Path) -> None:
+    write_rows(tmp_path, 8)
+    tasks = load_tasks([BENCHMARKS["arc_easy"]], tmp_path)
+    # Where one fits it is the fox, the first choice; it is right for items 0 and 4.
+    too_long = Answering(
+        lambda text, choice: -1.0 if "fox" in choice and ", 0?" not in text else -math.inf
+    )
+    found = run_tasks(too_long, tasks, limit=None)["arc_easy"]
+    assert found["items"]["acc"] == found["items"]["acc_norm"] == [0, 0, 0, 0, 1, 0, 0, 0]
+    assert (found["value"], found["metrics"]["acc"], found["metrics"]["acc_norm"]) == (0.125,) * 3
+    with pytest.raises(UserError, match="arc_easy: no answer fits in a row"):
+        run_tasks(Answering(lambda *_: -math.inf), tasks, limit=None)
 
 
 def test_a_second_model_starts_clean_and_is_compared_item_by_item(tmp_path: Path) -> None:

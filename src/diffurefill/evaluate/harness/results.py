@@ -8,6 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from diffurefill.config import UserError
 from diffurefill.evaluate.harness.tasks import BENCHMARKS, evenly_spaced, scored_split
 from diffurefill.evaluate.statistics import mcnemar, paired_difference, proportion
@@ -23,9 +25,10 @@ def run_tasks(lm: Any, tasks: dict[str, Any], limit: int | None) -> dict[str, An
     for name, task in tasks.items():
         indices = evenly_spaced(len(task.eval_docs), limit)
         started = time.monotonic()
-        out = evaluator.evaluate(
-            lm, {"tasks": {name: task}}, samples={name: indices}, bootstrap_iters=0
-        )
+        with np.errstate(invalid="ignore"):  # its Brier score where no choice fits: -inf - -inf
+            out = evaluator.evaluate(
+                lm, {"tasks": {name: task}}, samples={name: indices}, bootstrap_iters=0
+            )
         if out is None:
             raise UserError("the harness gave no results: run it in one process")
         found[name] = task_result(name, task, out, limit)
@@ -38,13 +41,20 @@ def run_tasks(lm: Any, tasks: dict[str, Any], limit: int | None) -> dict[str, An
 
 
 def task_result(name: str, task: Any, out: Any, limit: int | None) -> dict[str, Any]:
-    """One task's record: value and interval of the report's metric, and every item."""
+    """One task's record: value and interval of the report's metric, and every item.
+
+    Raises UserError where no choice of any item fits in a row.
+    """
     samples = sorted(out["samples"][name], key=lambda sample: sample["doc_id"])
+    if not any(map(_has_answer, samples)):
+        raise UserError(
+            f"{name}: no answer fits in a row: choose a larger --max-length or fewer --right-masks"
+        )
     benchmark = BENCHMARKS[name]
     items: dict[str, Any] = {"id": [sample["doc_id"] for sample in samples]}
     for metric in ACCURACIES:
         if metric in samples[0]:
-            items[metric] = [int(sample[metric]) for sample in samples]
+            items[metric] = [int(sample[metric]) * _has_answer(sample) for sample in samples]
     if isinstance(samples[0]["target"], int):
         items["target"] = [sample["target"] for sample in samples]
     items["log_likelihoods"] = [
@@ -56,6 +66,7 @@ def task_result(name: str, task: Any, out: Any, limit: int | None) -> dict[str, 
         for key, value in out["results"][name].items()
         if key.endswith(",none") and "stderr" not in key
     }
+    metrics |= {key: round(sum(x) / len(x), 5) for key in ACCURACIES if (x := items.get(key))}
     return {
         "metric": benchmark.metric,
         "split": scored_split(task.config),
@@ -69,6 +80,12 @@ def task_result(name: str, task: Any, out: Any, limit: int | None) -> dict[str, 
         "metrics": metrics,
         "items": items,
     }
+
+
+def _has_answer(sample: dict[str, Any]) -> bool:
+    """Whether some choice fitted in a row. Of choices that all score -inf the harness takes the
+    first, which would be right wherever the first is."""
+    return any(response[0] != -math.inf for response in sample["filtered_resps"])
 
 
 def _mark_approximate(result: dict[str, Any], flags: list[list[bool]]) -> None:
