@@ -53,10 +53,30 @@ def test_files_are_told_apart_by_what_they_hold(sources: list[Source]) -> None:
 
 
 def test_a_log_of_one_line_is_a_log(tmp_path: Path) -> None:
-    assert results.source(tmp_path, "log.jsonl", results.progress_lines(1)).kind == "progress"
+    log = results.source(tmp_path, "log.jsonl", results.progress_lines(1))
+    assert log.kind == "progress"
+    assert progress_rows(log.content)[1:] == [["0", "0", "0", "7.0000"]]
 
 
-@pytest.mark.parametrize("content", ["", "no json", "[]", "{}", "[1, 2]", '{"models": [{}]}'])
+@pytest.mark.parametrize("torn", [1, 9, 60])
+def test_a_torn_last_line_of_a_log_is_left_out(tmp_path: Path, torn: int) -> None:
+    whole = results.progress_lines(3)
+    log = results.source(tmp_path, "log.jsonl", whole + whole[:torn])
+    assert log.content == [json.loads(line) for line in whole.splitlines()]
+    assert len(results.source(tmp_path, "log.jsonl", whole.rstrip()).content) == len(log.content)
+    with pytest.raises(UserError, match="no result"):
+        results.source(tmp_path, "log.jsonl", whole[:torn] + "\n" + whole)
+
+
+def test_a_log_without_the_held_out_set_is_refused() -> None:
+    with pytest.raises(UserError, match="no figure of held_out"):
+        curve([{"gen": 1, "weights": "ema", "sets": {}}])
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "no json", "[]", "{}", "[1, 2]", '{"models": [{}]}', '{"models": []}', '{"models": [1]}'],
+)
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(UserError, match="no result that a card shows"):

@@ -7,18 +7,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from diffurefill.chart import line_chart
-from diffurefill.config import HELD_OUT
+from diffurefill.config import HELD_OUT, UserError
 from diffurefill.release.card.tables import Rows
 
 MAX_ROWS = 12
 
 
 def curve(records: Sequence[dict[str, Any]]) -> str:
-    """Held-out CE by generation as SVG, a line a kind of weights."""
+    """Held-out CE by generation as SVG, a line a kind of weights. UserError without any."""
     lines = {
         kind: [(float(r["gen"]), r["sets"][HELD_OUT]["mean"]) for r in of_kind]
         for kind, of_kind in _by_kind(records).items()
     }
+    if not lines:
+        raise UserError(
+            f"the progress log has no figure of {HELD_OUT}: follow the run with it in --set, "
+            "or leave the log out"
+        )
     svg = line_chart(lines, x_label="generation", y_label="held-out CE, nats per masked token")
     return svg.replace("<svg ", '<svg style="background:#fff" ', 1)
 

@@ -42,7 +42,10 @@ class Source:
 
 
 def read_source(path: Path) -> Source:
-    """Raises UserError for a file that is not there or is none of these."""
+    """Raises UserError for a file that is not there or is none of these.
+
+    The last line of a log may be torn, by a kill or because it is being written: it is left out.
+    """
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -54,6 +57,8 @@ def read_source(path: Path) -> Source:
             f"{path} is no result that a card shows: give files of `probe --json`, `probe "
             "--follow --log`, `evaluate --out` or `pick --out`"
         )
+    if isinstance(content, dict) and kind in ("progress", "probes"):
+        content = [content]  # a log of one line is JSON as well
     return Source(path.name, kind, content, sha256_file(path).sha256)
 
 
@@ -67,15 +72,26 @@ def one_of(sources: Sequence[Source], kind: Kind) -> Source | None:
 
 
 def _parsed(text: str) -> Any:
-    """One JSON value, or a list of those of JSON lines; None for neither."""
+    """One JSON value, or those of JSON lines, a torn last one left out; None for neither."""
     try:
         return json.loads(text)
     except ValueError:
         pass
+    lines = text.splitlines()
+    if lines and not text.endswith("\n") and not _is_json(lines[-1]):
+        del lines[-1]
     try:
-        return [json.loads(line) for line in text.splitlines()]
+        return [json.loads(line) for line in lines]
     except ValueError:
         return None
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _kind_of(content: Any) -> Kind | None:
@@ -83,13 +99,17 @@ def _kind_of(content: Any) -> Kind | None:
         if content.get("result") == "pick":
             return "pick"
         models = content.get("models")
-        if isinstance(models, list) and all("tasks" in model for model in models):
+        if _are_records(models) and all("tasks" in model for model in models or ()):
             return "benchmarks"
-        # A log of one line is JSON as well.
         content = [content]
-    if isinstance(content, list) and content and all(isinstance(x, dict) for x in content):
+    if _are_records(content):
         if all("gen" in record and "weights" in record for record in content):
             return "progress"
         if all("sets" in record and "model" in record for record in content):
             return "probes"
     return None
+
+
+def _are_records(content: Any) -> bool:
+    is_list = isinstance(content, list) and bool(content)
+    return is_list and all(isinstance(record, dict) for record in content)
