@@ -1,6 +1,7 @@
 """Benchmarks as the harness defines them, on rows of our own; no row is read from the hub."""
 
 import gzip
+import json
 import math
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from diffurefill.evaluate.harness.tasks import (
     load_tasks,
     local_file,
 )
-from tests.evaluate.harness.rows import write_rows
+from tests.evaluate.harness.rows import rows_of, write_rows
 
 SHARED = Path(__file__).resolve().parents[3].parent / "shared" / "data" / "bench"
 
@@ -151,11 +152,35 @@ def test_rows_are_read_gzipped_too_and_damage_is_named(tmp_path: Path) -> None:
     zipped.write_bytes(gzip.compress(text))
     assert local_file(BENCHMARKS["piqa"], tmp_path) == zipped
     assert len(load_tasks([BENCHMARKS["piqa"]], tmp_path)["piqa"].eval_docs) == 6
-    zipped.write_bytes(gzip.compress(text)[:60])
-    with pytest.raises(UserError, match="fetch it again"):
-        load_tasks([BENCHMARKS["piqa"]], tmp_path)
+    packed = gzip.compress(text)
+    for damaged in (packed[:60], packed[:30] + b"\xff" * 30 + packed[60:]):
+        zipped.write_bytes(damaged)
+        with pytest.raises(UserError, match="fetch it again"):
+            load_tasks([BENCHMARKS["piqa"]], tmp_path)
     zipped.write_bytes(gzip.compress(b"\n"))
     with pytest.raises(UserError, match="no rows"):
+        load_tasks([BENCHMARKS["piqa"]], tmp_path)
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+@pytest.mark.parametrize("wrong", ["left out", None, 0.5, []])
+def test_a_row_without_a_field_is_refused_by_name(tmp_path: Path, name: str, wrong) -> None:
+    (good,) = rows_of(name, 1)
+    path = tmp_path / BENCHMARKS[name].file
+    for field in good:
+        bad = good | {field: wrong}
+        if wrong == "left out":
+            del bad[field]
+        path.write_text(json.dumps(good) + "\n" + json.dumps(bad))
+        with pytest.raises(UserError, match=f"{path.name}, row 2: {field} is missing or of"):
+            load_tasks([BENCHMARKS[name]], tmp_path)
+
+
+@pytest.mark.parametrize("line", ["1", "[1]", "null", '"text"'])
+def test_a_row_that_is_no_object_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / BENCHMARKS["piqa"].file
+    path.write_text(line)
+    with pytest.raises(UserError, match=f"{path.name}, row 1 is no JSON object"):
         load_tasks([BENCHMARKS["piqa"]], tmp_path)
 
 

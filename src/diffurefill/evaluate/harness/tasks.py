@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,26 @@ BENCHMARKS = {
 """By the harness's names, in the report's order. The local SciQ is the validation split; the
 harness scores the test split."""
 
+_LETTERED = {"text": [str], "label": [str]}
+FIELDS: dict[str, dict[str, Any]] = {
+    "hellaswag": {
+        "activity_label": str, "ctx_a": str, "ctx_b": str, "endings": [str], "label": str | int,
+    },
+    "arc_easy": {"question": str, "choices": _LETTERED, "answerKey": str},
+    "arc_challenge": {"question": str, "choices": _LETTERED, "answerKey": str},
+    "piqa": {"goal": str, "sol1": str, "sol2": str, "label": int},
+    "winogrande": {"sentence": str, "option1": str, "option2": str, "answer": str},
+    "openbookqa": {"question_stem": str, "choices": _LETTERED, "answerKey": str},
+    "sciq": {
+        "question": str, "support": str, "correct_answer": str, "distractor1": str,
+        "distractor2": str, "distractor3": str,
+    },
+    "lambada_openai": {"text": str},
+    "mmlu": {"question": str, "subject": str, "choices": [str], "answer": int},
+}  # fmt: skip
+"""What a local row must have. Without a field some of the harness's prompts are shorter, and score
+all the same; others end in an error of its templates."""
+
 MMLU_DESCRIPTION = (
     "The following are multiple choice questions (with answers) about "
     "{{subject.replace('_', ' ')}}.\n\n"
@@ -124,7 +145,7 @@ def task_config(benchmark: Benchmark, data_dir: Path | None) -> dict[str, Any]:
         # The harness would prepare all rows anew whenever it looks at them.
         prepare = config.pop("process_docs", None)
         path = local_file(benchmark, data_dir)
-        config["custom_dataset"] = _local_rows(path, benchmark.split, prepare)
+        config["custom_dataset"] = _local_rows(path, benchmark, prepare)
     return config
 
 
@@ -156,7 +177,7 @@ def local_file(benchmark: Benchmark, data_dir: Path) -> Path:
 
 
 def _local_rows(
-    path: Path, split: str, prepare: Callable[[Any], Any] | None
+    path: Path, benchmark: Benchmark, prepare: Callable[[Any], Any] | None
 ) -> Callable[..., dict[str, Any]]:
     def read(**_: object) -> dict[str, Any]:
         import datasets
@@ -165,14 +186,37 @@ def _local_rows(
         try:
             with opened(path, "rt", encoding="utf-8") as file:
                 rows = [json.loads(line) for line in file if line.strip()]
-        except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
             raise UserError(f"cannot read {path}: {error}; fetch it again") from None
         if not rows:
             raise UserError(f"{path} has no rows: fetch it again")
+        for number, row in enumerate(rows, 1):
+            _require_fields(row, FIELDS[benchmark.name], f"{path}, row {number}")
         dataset = datasets.Dataset.from_list(rows)
-        return {split: dataset if prepare is None else prepare(dataset)}
+        return {benchmark.split: dataset if prepare is None else prepare(dataset)}
 
     return read
+
+
+def _require_fields(row: Any, fields: dict[str, Any], where: str) -> None:
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is no JSON object: fetch the file again")
+    for name, kind in fields.items():
+        if not _fits(row.get(name), kind):
+            raise UserError(
+                f"{where}: {name} is missing or of a wrong type; give the rows with the fields "
+                f"{', '.join(fields)}"
+            )
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """`kind`: a type, [the type of a list's items], or {key: kind}."""
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_fits(value.get(k), v) for k, v in kind.items())
+    if isinstance(kind, list):
+        is_list = isinstance(value, list) and bool(value)
+        return is_list and all(_fits(x, kind[0]) for x in value)
+    return isinstance(value, kind)
 
 
 def evenly_spaced(num_items: int, limit: int | None) -> list[int]:
