@@ -130,6 +130,40 @@ def test_files_that_are_no_checkpoints(
     assert "final_norm.weight holds nan" in refused(tmp_path / "nan.pt", *known)
 
 
+def test_room_for_the_file_is_looked_for_before_the_weights_are_fetched(
+    run: str, torch_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for to, said_of_it in ((tmp_path, "is a folder"), (torch_file, "add --replace")):
+        options = ["--replace"] if to == tmp_path else []
+        assert main(["export", run, "--format", "pt", "--to", str(to), *options]) == 2
+        shown = capsys.readouterr()
+        assert said_of_it in shown.err
+        assert "exporting" not in shown.out
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(run: str, tmp_path: Path) -> None:
+    link = tmp_path / "link.pt"
+    link.symlink_to("model.pt")
+    assert main(["export", run, "--format", "pt", "--to", str(link)]) == 0
+    assert link.is_symlink()
+    assert (tmp_path / "model.pt").is_file()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["probe", "RUN", "--follow", "--until", "0", "--log"],
+        ["probe", "facts", "--from", "q.tsv", "--tokenizer", "RUN", "--to"],
+    ],
+)
+def test_a_folder_in_a_probe_file_s_place_is_refused(
+    run: str, tmp_path: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [run if word == "RUN" else word for word in command]
+    assert main([*words, str(tmp_path)]) == 2
+    assert "is a folder: give the name of a file in it" in said(capsys)
+
+
 def test_a_file_is_not_written_over_unasked(
     run: str, torch_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -66,11 +66,11 @@ class Probe:
 
     def _follow(self, asked: Asked) -> int:
         from diffurefill.fleet.probing import follow_run
+        from diffurefill.runtime import require_writable
 
         if not self.follow or self.log is None or len(self.models) != 1 or self.json:
             raise UserError("to probe a run from the side: probe STORE --follow --log FILE")
-        if not self.log.parent.is_dir():
-            raise UserError(f"no such folder: {self.log.parent}; make it, or name another --log")
+        require_writable(self.log)
         follow_run(self.models[0], self.log, asked, self.weights, self.until, say)
         return 0
 
@@ -108,9 +108,9 @@ class ProbeFacts:
         from diffurefill.evaluate.facts.build import build_fact_probe
         from diffurefill.evaluate.facts.popqa import read_questions
         from diffurefill.fleet.probing import tokenizer_at
+        from diffurefill.runtime import require_writable
 
-        if not self.to.parent.is_dir():
-            raise UserError(f"no such folder: {self.to.parent}; make it, or name another --to")
+        require_writable(self.to)
         questions = read_questions(self.questions)
         probe, left_out = build_fact_probe(
             questions, tokenizer_at(self.tokenizer), num_facts=self.num_facts, seed=self.seed

@@ -149,8 +149,10 @@ class Export:
             return Destination(self.to, replace=self.replace, public=self.public)
         if self.format == "hf":
             from diffurefill.release.export import require_room
+        else:
+            from diffurefill.release.torch_file import require_room
 
-            require_room(Path(self.to), self.replace)
+        require_room(Path(self.to), self.replace)
         return None
 
     def _chosen(self, cache: Path) -> tuple[str | None, dict[str, bytes]]:

@@ -26,6 +26,7 @@ from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.fleet.found import Found
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.release.files import without_local_paths
+from diffurefill.runtime import require_writable
 from diffurefill.store.base import new_nonce, sha256_file
 from diffurefill.store.durable import removed_at_exit, replace_durably
 from diffurefill.train.checkpoint import load_weights, save_weights
@@ -42,10 +43,19 @@ Names = Mapping[str, str | Sequence[str]]
 # --- out -----------------------------------------------------------------------------------------
 
 
-def write_torch_file(found: Found, dest: Path, *, replace: bool = False) -> None:
-    """Write `found` as one file. Raises UserError for a file that stands there, for nan and inf."""
+def require_room(dest: Path, replace: bool) -> None:
+    """UserError unless the file `dest` can be written, and may be."""
+    place = dest.resolve()  # a link stays one: the file that it names is replaced
+    if place.parent.is_dir():  # else it is made, with the file
+        require_writable(place)
     if dest.exists() and not replace:
         raise UserError(f"{dest} exists: add --replace, or give another name")
+
+
+def write_torch_file(found: Found, dest: Path, *, replace: bool = False) -> None:
+    """Write `found` as one file. Raises UserError for a file that stands there, for nan and inf."""
+    require_room(dest, replace)
+    dest = dest.resolve()
     weights = load_weights(found.weights)
     _require_finite(weights)
     record = {
