@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -128,6 +133,85 @@ def test_files_that_are_no_checkpoints(
     nan = weights | {"final_norm.weight": torch.full((32,), float("nan"))}
     torch.save(nan, tmp_path / "nan.pt")
     assert "final_norm.weight holds nan" in refused(tmp_path / "nan.pt", *known)
+
+
+@pytest.fixture
+def refused(run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What `import` says of a record, whose sizes and tokenizer are given."""
+    (tmp_path / "tokenizer.json").write_text(load(run).tokenizer.to_json())
+    config = str(write_config(tmp_path, run_config(tmp_path)))
+
+    def what_is_said(record: Any, names: dict[str, Any] | None = None) -> str:
+        path = tmp_path / "bad.pt"
+        if isinstance(record, bytes):
+            path.write_bytes(record)
+        else:
+            torch.save(record, path)
+        (tmp_path / "names.json").write_text(json.dumps(names or {}))
+        options = ["--config", config, "--tokenizer", str(tmp_path / "tokenizer.json")]
+        options += ["--names", str(tmp_path / "names.json"), "--to", str(tmp_path / "model")]
+        assert main(["import", str(path), *options]) == 2
+        error = said(capsys).strip()
+        assert error.count("\n") == 0, "a line"
+        return error
+
+    return what_is_said
+
+
+@pytest.mark.parametrize("record", [{}, {0: torch.ones(1)}, {"model": {}}, {"model": {1: 2}}])
+def test_what_is_no_state_dict(refused: Callable[..., str], record: dict[Any, Any]) -> None:
+    assert "has no state dict" in refused(record)
+
+
+@pytest.mark.parametrize("tensor", [torch.eye(2).to_sparse(), torch.ones(2, device="meta")])
+def test_a_tensor_without_plain_numbers_is_named(
+    refused: Callable[..., str], tensor: torch.Tensor
+) -> None:
+    assert "x is no plain tensor" in refused({"model": {"x": tensor}})
+
+
+@pytest.mark.parametrize("wrong", [torch.ones(3, 5), torch.tensor(1.0)])
+def test_parts_that_cannot_be_joined_are_named(
+    refused: Callable[..., str], torch_file: Path, wrong: torch.Tensor
+) -> None:
+    weights = torch.load(torch_file, weights_only=True)["model"]
+    record = {"model": weights | {"a": torch.ones(3, 32), "b": wrong}}
+    shown = refused(record, {"blocks.{}.qkv.weight": ["a", "b"]})
+    assert f"cannot join a (3, 32), b {tuple(wrong.shape)}" in shown
+
+
+@pytest.mark.parametrize("names", [[], 5, [1]])
+def test_a_table_of_names_that_holds_no_names(
+    refused: Callable[..., str], torch_file: Path, names: Any
+) -> None:
+    record = torch.load(torch_file, weights_only=True)
+    assert "--names: embedding.weight wants" in refused(record, {"embedding.weight": names})
+
+
+@pytest.mark.parametrize("key", ["config", "tokenizer", "provenance"])
+@pytest.mark.parametrize("value", [None, 5, "{bro"])
+def test_a_file_of_ours_that_lost_what_we_wrote(
+    refused: Callable[..., str], torch_file: Path, key: str, value: Any
+) -> None:
+    record = torch.load(torch_file, weights_only=True)
+    assert refused(record | {"diffurefill": record["diffurefill"] | {key: value}})
+    del record["diffurefill"][key]
+    assert "is damaged" in refused(record)
+
+
+@pytest.mark.parametrize("new_format", [True, False])
+def test_a_damaged_file_is_refused_in_a_line(
+    refused: Callable[..., str], torch_file: Path, new_format: bool
+) -> None:
+    buffer = io.BytesIO()
+    record = torch.load(torch_file, weights_only=True)
+    torch.save(record, buffer, _use_new_zipfile_serialization=new_format)
+    whole, random = buffer.getvalue(), np.random.default_rng(0)
+    for _ in range(30):
+        damaged = bytearray(whole)
+        for at in random.integers(0, 200, 4):
+            damaged[at] = random.integers(256)
+        refused(bytes(damaged[: random.integers(100, 3000)]))
 
 
 def test_room_for_the_file_is_looked_for_before_the_weights_are_fetched(

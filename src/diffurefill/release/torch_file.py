@@ -92,10 +92,9 @@ def find_in_torch_file(
     cannot be read safely, or does not fit together.
     """
     record = read_torch_file(path)
-    ours = record.get(OURS) if isinstance(record.get(OURS), dict) else {}
-    if ours:
-        config = configs.loads(ours["config"], RunConfig(), where=str(path))
-        tokenizer = Tokenizer.from_json(ours["tokenizer"])
+    provenance: dict[str, Any] = {}
+    if isinstance(record.get(OURS), dict):
+        config, tokenizer, provenance = _what_we_wrote(record[OURS], path)
     if config is None or tokenizer is None:
         raise UserError(
             f"{path} says nothing of its sizes and its tokenizer: give --preset or --config, and "
@@ -105,7 +104,6 @@ def find_in_torch_file(
     _require_finite(weights)
     dest = work / "imported.safetensors"
     save_weights(dest, weights)
-    provenance = json.loads(ours["provenance"]) if ours else {}
     provenance |= {"imported_from": path.name, "imported_sha256": sha256_file(path).sha256}
     return Found(str(path), dest, tokenizer, config, None, provenance)
 
@@ -125,7 +123,7 @@ def read_torch_file(path: Path) -> dict[str, Any]:
             f"{path} holds pickled code or is damaged, and was not opened ({what}): only tensors "
             "and plain values are read; have its maker save the state dict alone"
         ) from None
-    except (RuntimeError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # damaged bytes make the unpickler raise anything
         reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise UserError(f"{path} is not a torch.save file ({reason[0]})") from None
     if not isinstance(record, dict):
@@ -133,10 +131,30 @@ def read_torch_file(path: Path) -> dict[str, Any]:
     return record
 
 
+def _what_we_wrote(ours: dict[str, Any], path: Path) -> tuple[RunConfig, Tokenizer, dict[str, Any]]:
+    """Configuration, tokenizer and provenance of a file that `write_torch_file` wrote."""
+    config, tokenizer, provenance = (ours.get(k) for k in ("config", "tokenizer", "provenance"))
+    try:
+        record = json.loads(provenance)  # pyrefly: ignore[bad-argument-type]
+    except (TypeError, ValueError):
+        record = None
+    if not (isinstance(config, str) and isinstance(tokenizer, str) and isinstance(record, dict)):
+        raise UserError(
+            f"{path} is damaged: it holds no whole config, tokenizer and provenance; export the "
+            "model again"
+        )
+    sizes = configs.loads(config, RunConfig(), where=str(path))
+    return sizes, Tokenizer.from_json(tokenizer), record
+
+
 def _state_dict(record: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
     found = record.get("model", record)
-    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
+    is_one = isinstance(found, Mapping) and all(isinstance(name, str) for name in found)
+    if not is_one or not found or not all(isinstance(t, Tensor) for t in found.values()):
         raise UserError(f"{path} has no state dict, neither under 'model' nor as a whole")
+    for name, tensor in found.items():
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            raise UserError(f"{path}: {name} is no plain tensor: save it dense, with its numbers")
     return {_WRAPPERS.sub("", name): tensor for name, tensor in found.items()}
 
 
@@ -151,7 +169,9 @@ def _named_as_ours(
         block = _BLOCK.search(name)
         pattern = _BLOCK.sub("blocks.{}.", name)
         wanted = names.get(pattern, name)
-        parts = [wanted] if isinstance(wanted, str) else list(wanted)
+        parts = [wanted] if isinstance(wanted, str) else wanted
+        if not isinstance(parts, list) or not parts or not all(isinstance(x, str) for x in parts):
+            raise UserError(f"--names: {pattern} wants a name of the file's, or a list of them")
         parts = [part.replace("{}", block[1] if block else "{}") for part in parts]
         missing = [part for part in parts if part not in theirs]
         if missing:
@@ -160,7 +180,7 @@ def _named_as_ours(
                 '--names FILE, JSON such as {"blocks.{}.qkv.weight": ["layers.{}.q.weight", ...]}'
             )
         used.update(parts)
-        tensor = torch.cat([theirs[part] for part in parts]) if len(parts) > 1 else theirs[parts[0]]
+        tensor = _joined(parts, theirs, name, path)
         if tensor.shape != shape or not tensor.is_floating_point():
             raise UserError(
                 f"{path}: {name} is {tuple(tensor.shape)} in {tensor.dtype}, the configuration "
@@ -169,6 +189,15 @@ def _named_as_ours(
         ours[name] = tensor.float().contiguous()
     _require_known(theirs.keys() - used, theirs, ours, path)
     return ours
+
+
+def _joined(parts: list[str], theirs: Mapping[str, Tensor], name: str, path: Path) -> Tensor:
+    """The parts one below the other. UserError where they differ in more than their height."""
+    shapes = {part: tuple(theirs[part].shape) for part in parts}
+    if len(parts) > 1 and (() in shapes.values() or len({s[1:] for s in shapes.values()}) > 1):
+        listed = ", ".join(f"{part} {shape}" for part, shape in shapes.items())
+        raise UserError(f"{path}: --names cannot join {listed} to {name}: name parts of one width")
+    return torch.cat([theirs[part] for part in parts]) if len(parts) > 1 else theirs[parts[0]]
 
 
 def _require_known(
