@@ -176,6 +176,15 @@ def test_the_harness_makes_our_model_from_its_arguments(folder: Path) -> None:
         ("scorr=elbo", "no scorr"),
         ("dtype=bf16", "no dtype bf16: choose auto, float32, bfloat16"),
         ("dtype=float16", "no dtype float16"),
+        ("tokens_per_pass=x", "must be whole numbers"),
+        ("samples=1.5", "must be whole numbers"),
+        ("check_greedy=maybe", "check_greedy is True or False"),
+        ("max_length=x", "max_length x: give a whole number"),
+        ("max_length=0", "max_length 0: give a whole number"),
+        ("batch_tokens=-1", "batch_tokens -1: give a whole number"),
+        ("seed=x", "whole number"),
+        ("weights=3", "weights 3: give their names"),
+        ("device=gpu", "no device 'gpu'"),
     ],
 )
 def test_arguments_that_the_harness_passes_on_are_checked(

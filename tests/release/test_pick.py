@@ -154,7 +154,9 @@ def test_a_pick_of_another_time_or_run_is_refused(
     mine = json.loads((tmp_path / "mine.json").read_text())
     assert "is not a pick of" in refused(mine)
     assert "picked at generation 3, the run is at 4" in refused(mine | {"generation": 3}, other)
-    assert "is not a pick of" in refused({})
+    without_kind = {name: value for name, value in mine.items() if name != "picked"}
+    for record in ({}, {"result": "pick"}, without_kind):
+        assert "is not a pick of" in refused(record, other)
     assert main(["export", run, "--picked", "x.json", "--to", str(tmp_path / "x")]) == 2
     assert "--picked goes with" in capsys.readouterr().err
 

@@ -12,6 +12,7 @@ from diffurefill.config import UserError
 from diffurefill.evaluate.harness.lm import DiffusionLM
 from diffurefill.evaluate.likelihood.scorer import Scorer
 from diffurefill.fleet.loading import load
+from diffurefill.runtime import require_device
 
 READING = ("weights", "dtype", "max_length", "batch_tokens", "decode", "seed")
 SCORER = (
@@ -60,7 +61,8 @@ def _those(options: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _device(name: str | None) -> torch.device | None:
-    """The harness's command asks for cuda:0 unless told otherwise, GPU or not."""
+    """The harness's command asks for cuda:0 unless told otherwise, GPU or not. UserError for a
+    device that is not to be had here."""
     if name is None or (name.startswith("cuda") and not torch.cuda.is_available()):
         return None
-    return torch.device(name)
+    return require_device(name)

@@ -277,10 +277,11 @@ def _require_of_now(record: dict[str, Any], model: str, cache: Path, path: Path)
 
     run = locate(model, cache)
     state = run.snapshot().state if isinstance(run, Run) else None
-    if record.get("result") != "pick" or state is None or record["run_id"] != state.run_id:
+    is_pick = record.get("result") == "pick" and isinstance(record.get("picked"), str)
+    if not is_pick or state is None or record.get("run_id") != state.run_id:
         raise UserError(f"{path} is not a pick of {model}: leave out --picked to pick now")
-    if record["generation"] != state.gen:
+    if record.get("generation") != state.gen:
         raise UserError(
-            f"{path} picked at generation {record['generation']}, the run is at {state.gen}: pick "
-            "again, or leave out --picked"
+            f"{path} picked at generation {record.get('generation')}, the run is at {state.gen}: "
+            "pick again, or leave out --picked"
         )

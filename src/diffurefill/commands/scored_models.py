@@ -40,6 +40,14 @@ class Reading:
     def __post_init__(self) -> None:
         if self.dtype not in get_args(Precision):
             raise UserError(f"no dtype {self.dtype}: choose {', '.join(get_args(Precision))}")
+        for name in ("max_length", "batch_tokens", "batch_rows"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and value > 0):
+                raise UserError(f"{name} {value}: give a whole number above 0")
+        if not isinstance(self.seed, int):
+            raise UserError(f"seed {self.seed}: give a whole number")
+        if not isinstance(self.decode, str) or not isinstance(self.weights, str | None):
+            raise UserError(f"decode {self.decode}, weights {self.weights}: give their names")
 
 
 def open_lm(name: str, scorer: Scorer, how: Reading) -> tuple[Any, dict[str, Any]]:

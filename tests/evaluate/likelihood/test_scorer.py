@@ -230,6 +230,10 @@ def test_weights_that_give_no_numbers_are_refused() -> None:
         {"samples": 0},
         {"tokens_per_pass": 0},
         {"right_masks": -1},
+        {"guidance": math.nan},
+        {"guidance": math.inf},
+        {"guidance": "x"},
+        {"rescore": math.nan},
         {"method": "elbo", "tokens_per_pass": 2},
     ],
 )

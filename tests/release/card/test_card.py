@@ -75,7 +75,17 @@ def test_a_log_without_the_held_out_set_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "no json", "[]", "{}", "[1, 2]", '{"models": [{}]}', '{"models": []}', '{"models": [1]}'],
+    [
+        "",
+        "no json",
+        "[]",
+        "{}",
+        "[1, 2]",
+        '{"models": [{}]}',
+        '{"models": []}',
+        '{"models": [1]}',
+        '{"result": "pick"}',
+    ],
 )
 def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -54,13 +55,21 @@ class Scorer:
             raise UserError(
                 f"no scorer {self.method!r}: choose one of {', '.join(get_args(Method))}"
             )
-        if self.tokens_per_pass < 1 or self.samples < 1 or self.right_masks < 0:
+        whole = (self.tokens_per_pass, self.samples, self.right_masks, self.seed)
+        are_whole = all(isinstance(number, int) for number in whole)
+        if not are_whole or min(whole[:2]) < 1 or self.right_masks < 0:
             raise UserError(
-                "a scorer's tokens_per_pass and samples must be at least 1, right_masks at least 0"
+                "a scorer's tokens_per_pass, samples, right_masks and seed must be whole numbers, "
+                "the first two at least 1, right_masks at least 0"
             )
+        if not _is_finite(self.guidance):
+            raise UserError(f"a scorer's guidance is a finite number, not {self.guidance}")
+        if not isinstance(self.check_greedy, bool):
+            raise UserError(f"a scorer's check_greedy is True or False, not {self.check_greedy}")
         if self.method == "elbo" and self.tokens_per_pass > 1:
             raise UserError("tokens_per_pass is for orders, not for the elbo: leave it out")
-        if self.screen not in (None, *get_args(Screen)) or not 0 <= self.rescore <= 1:
+        is_share = _is_finite(self.rescore) and 0 <= self.rescore <= 1
+        if self.screen not in (None, *get_args(Screen)) or not is_share:
             raise UserError("a scorer's screen is two_stream or none, its rescore between 0 and 1")
         if self.screen and (self.method != "chain" or self.tokens_per_pass > 1 or self.guidance):
             raise UserError(
@@ -98,6 +107,10 @@ class Scorer:
         if self.method == "confidence" or self.method == "margin" or self.method == "entropy":
             return self.method
         return None
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -96,7 +96,7 @@ def _is_json(text: str) -> bool:
 
 def _kind_of(content: Any) -> Kind | None:
     if isinstance(content, dict):
-        if content.get("result") == "pick":
+        if content.get("result") == "pick" and {"picked", "rule", "candidates"} <= content.keys():
             return "pick"
         models = content.get("models")
         if _are_records(models) and all("tasks" in model for model in models or ()):
