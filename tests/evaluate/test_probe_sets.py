@@ -5,12 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch_file
 
 from diffurefill.config import HELD_OUT, SHORT, ProbeConfig, RunConfig, Source, UserError
 from diffurefill.data.documents import Corpus, open_corpus
 from diffurefill.data.tokens.tokenizer import Tokenizer
-from diffurefill.evaluate.probe_sets import build_probe, build_probes, load_probes, save_probes
+from diffurefill.evaluate.probe_sets import (
+    build_probe,
+    build_probes,
+    load_probes,
+    packed_probe,
+    save_probes,
+)
 from diffurefill.train.loop import make_tokenizer
 from tests.tiny import tiny_config, write_corpus
 
@@ -126,6 +134,33 @@ def test_what_is_no_probe_file_is_said(tmp_path: Path) -> None:
         load_probes(tmp_path / "model.safetensors")
 
 
+def test_weights_in_bfloat16_are_no_probe_file(tmp_path: Path) -> None:
+    save_torch_file({"w": torch.ones(2, dtype=torch.bfloat16)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=r"cannot read the probe file .*model\.safetensors"):
+        load_probes(tmp_path / "model.safetensors")
+
+
+MASK = np.zeros((2, 3), np.bool_)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mask_x": MASK}, {"mask_nan": MASK}, {"mask_2": MASK}, {"mask_0.5": MASK[0]},
+        {"decoding": MASK.astype(np.float32)}, {"ids": np.full((2, 3), -1)},
+        {"ids": np.zeros((2, 4), np.int64)}, {"ids": np.zeros((2, 3), np.float32)},
+    ],
+)  # fmt: skip
+def test_arrays_that_are_of_no_probe_are_refused(tmp_path: Path, wrong: dict) -> None:
+    ids, doc_ids = np.zeros((2, 3), np.int64), np.zeros((2, 3), np.int32)
+    good = {"ids": ids, "doc_ids": doc_ids, "decoding": MASK, "mask_0.5": MASK}
+    save_file(good, tmp_path / "p")
+    assert load_probes(tmp_path / "p")
+    save_file(good | wrong, tmp_path / "p")
+    with pytest.raises(UserError, match="not a probe file that this version reads"):
+        load_probes(tmp_path / "p")
+
+
 def test_a_set_without_a_source_is_a_mistake(config: RunConfig) -> None:
     with pytest.raises(UserError, match=r"probe\.sets names code"):
         replace(config, probe=ProbeConfig(sets=("wiki", "code")))
@@ -137,6 +172,9 @@ def test_a_source_with_too_little_text_is_named(config: RunConfig, tokenizer: To
     many = replace(config, probe=replace(config.probe, num_rows=1000))
     with pytest.raises(UserError, match=r"held.out"):
         build_probes(many, open_corpus(many.data), tokenizer)
+    with pytest.raises(UserError, match=r"probe wiki: its text fills 0 .*lower probe\.num") as said:
+        packed_probe([], config, tokenizer, "wiki")
+    assert "held_out_fraction" not in str(said.value)
 
 
 def test_the_vocabulary_s_digest_is_of_pieces_and_ids(tokenizer: Tokenizer) -> None:

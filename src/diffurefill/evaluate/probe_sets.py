@@ -151,7 +151,7 @@ def load_probes(path: Path, vocabulary: str | None = None) -> dict[str, Probe]:
         with safe_open(path, framework="numpy") as file:
             made_for = (file.metadata() or {}).get("vocabulary")
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError) as error:  # TypeError: bf16, of a model's weights
         raise UserError(f"cannot read the probe file {path}: {error}") from None
     if vocabulary is not None and made_for is not None and made_for != vocabulary:
         raise UserError(
@@ -165,6 +165,8 @@ def load_probes(path: Path, vocabulary: str | None = None) -> dict[str, Probe]:
         raise UserError(
             f"{path} is not a probe file that this version reads: it has no {error}"
         ) from None
+    except ValueError as error:
+        raise UserError(f"{path} is not a probe file that this version reads: {error}") from None
 
 
 def _prefix(name: str) -> str:
@@ -172,7 +174,18 @@ def _prefix(name: str) -> str:
 
 
 def _probe(arrays: Mapping[str, np.ndarray], prefix: str) -> Probe:
+    """Raises KeyError for an array that is missing, ValueError for one that is of no probe."""
     head = f"{prefix}mask_"
     masks = {float(k[len(head) :]): v for k, v in sorted(arrays.items()) if k.startswith(head)}
     ids, doc_ids, decoding = (arrays[f"{prefix}{key}"] for key in (IDS, SEGMENTS, DECODING))
+    kinds = [(ids, np.int64), (doc_ids, np.int32), *((m, np.bool_) for m in masks.values())]
+    fit = all(
+        a.shape == ids.shape and a.dtype == kind for a, kind in [*kinds, (decoding, np.bool_)]
+    )
+    if not fit or ids.ndim != 2 or not ids.size or ids.min() < 0:
+        raise ValueError(
+            f"its {prefix}arrays are not of one shape (rows, tokens) and of their kinds"
+        )
+    if not masks or not all(0 < rate <= 1 for rate in masks):
+        raise ValueError(f"its {prefix}masks are not named by rates between 0 and 1")
     return Probe(ids, doc_ids, masks, decoding)

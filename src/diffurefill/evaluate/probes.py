@@ -67,12 +67,13 @@ def make_probe(
     bos_id: int,
     key: tuple[str, ...] = (),
 ) -> Probe:
-    """The first `config.num_rows` of held-out rows (R, T) with drawn masks; UserError where there
-    are fewer."""
+    """The first `config.num_rows` of rows (R, T) with drawn masks; with a `key` the rows are not
+    held out but of a source of their own. UserError where there are fewer."""
     if len(ids) < config.num_rows:
+        way_out = "" if key else "raise data.held_out_fraction, "
         raise UserError(
-            f"the held-out text fills {len(ids)} rows, the probe wants {config.num_rows}: raise "
-            "data.held_out_fraction, lower probe.num_rows, or give more text"
+            f"{'its' if key else 'the held-out'} text fills {len(ids)} rows, the probe wants "
+            f"{config.num_rows}: {way_out}lower probe.num_rows, or give more text"
         )
     ids, doc_ids = ids[: config.num_rows], doc_ids[: config.num_rows]
     return draw_masks(ids, doc_ids, config, seed=seed, bos_id=bos_id, key=key)
