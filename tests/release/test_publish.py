@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,7 +75,8 @@ def test_an_export_s_card_and_pick_go_along_to_the_hub_and_back(
     folder, back = tmp_path / "model", tmp_path / "back"
     shutil.copytree(exported, folder)
     (folder / "pick.json").write_text("{}")
-    results.source(tmp_path, "log.jsonl", results.progress_lines(4))
+    run_id = json.loads((folder / "provenance.json").read_text())["source"]["run_id"]
+    results.source(tmp_path, "log.jsonl", results.progress_lines(4).replace(results.RUN, run_id))
     log = ["--results", str(tmp_path / "log.jsonl"), "--license", "mit"]
     assert main(["card", str(folder), *log, "--name", "Small"]) == 0
     card = (folder / "README.md").read_text()
