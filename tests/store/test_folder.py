@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from diffurefill.config import UserError
-from diffurefill.store.base import Conflict, Corrupt, Denied, Ref, Unknown, open_store
+from diffurefill.store.base import (
+    Conflict,
+    Corrupt,
+    Denied,
+    Ref,
+    Unknown,
+    new_nonce,
+    open_store,
+)
 from diffurefill.store.folder import STALE_TMP_SECONDS, FolderStore
 
 
@@ -102,13 +110,28 @@ def test_no_temporary_file_is_left(run: FolderStore, tmp_path: Path) -> None:
 
 
 def test_the_selftest_sweeps_what_a_killed_process_left_a_day_ago(run: FolderStore) -> None:
-    old, young = run.root / "tmp" / "old.tmp", run.root / "tmp" / "young.tmp"
+    old, young = (run.root / "tmp" / f"{new_nonce()}.tmp" for _ in range(2))
     old.write_bytes(b"half")
     young.write_bytes(b"half")
-    long_ago = young.stat().st_mtime - 2 * STALE_TMP_SECONDS
-    os.utime(old, (long_ago, long_ago))
+    make_old(old)
     run.selftest()
-    assert os.listdir(run.root / "tmp") == ["young.tmp"]
+    assert os.listdir(run.root / "tmp") == [young.name]
+
+
+def test_the_selftest_leaves_what_is_not_its_own(run: FolderStore) -> None:
+    kept = [run.root / "tmp" / name for name in ("thesis.txt", "photos", f"{new_nonce()}.tmp")]
+    kept[0].write_bytes(b"years of work")
+    for folder in kept[1:]:
+        folder.mkdir()
+    for path in kept:
+        make_old(path)
+    run.selftest()
+    assert all(path.exists() for path in kept)
+
+
+def make_old(path: Path) -> None:
+    long_ago = path.stat().st_mtime - 2 * STALE_TMP_SECONDS
+    os.utime(path, (long_ago, long_ago))
 
 
 @pytest.mark.parametrize(("age_seconds", "freed"), [(0.0, False), (3599.0, False), (3601.0, True)])

@@ -16,7 +16,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shutil
+import stat
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
@@ -61,6 +63,8 @@ from diffurefill.store.selftest import prove_conditional_writes
 
 BLOCK_BYTES = 1 << 20
 STALE_TMP_SECONDS = 86_400.0
+_TMP_NAME = re.compile(r"[0-9a-f]{32}\.tmp")
+"""What `_tmp` calls its files: a person may keep others in a folder of that name."""
 
 
 class FolderStore:
@@ -266,8 +270,12 @@ class FolderStore:
         with os_errors_as_denied():
             now = self._now()
             for path in (self.root / "tmp").iterdir():
+                if not _TMP_NAME.fullmatch(path.name):
+                    continue
                 with contextlib.suppress(FileNotFoundError):
-                    if now - path.stat().st_mtime > STALE_TMP_SECONDS:
+                    found = path.lstat()
+                    is_stale = now - found.st_mtime > STALE_TMP_SECONDS
+                    if is_stale and stat.S_ISREG(found.st_mode):
                         path.unlink()
 
 
