@@ -64,6 +64,41 @@ def test_a_run_is_made_private_and_opened_again(hub: Hub) -> None:
     assert open_store(URI).head() == first
 
 
+def upload(hub: Hub, path: str, branch: str = "main") -> None:
+    """A file that a person keeps in the repository."""
+    api = HfApi(endpoint=hub.url, token="hf_alice")
+    api.create_repo(REPO, exist_ok=True)
+    api.create_branch(REPO, branch=branch, exist_ok=True)
+    api.upload_file(path_or_fileobj=b"mine", path_in_repo=path, repo_id=REPO, revision=branch)
+
+
+@pytest.mark.parametrize("path", ["tokenizer.json", "model.safetensors"])
+def test_the_files_of_another_model_are_not_written_over(hub: Hub, path: str) -> None:
+    upload(hub, path)
+    for act in (
+        lambda: open_store(URI, create=True),
+        lambda: opened().publish("main", {"tokenizer.json": b"{}"}, expect=None),
+    ):
+        with pytest.raises(UserError, match=f"{path} on branch main .* repository of its own"):
+            act()
+    assert files(hub, "main") == {path}
+
+
+def test_a_worker_does_not_write_over_a_branch_that_a_person_made(
+    hub: Hub, hub_store: HubStore
+) -> None:
+    upload(hub, "notes.txt", "w-00")
+    with pytest.raises(UserError, match=r"notes.txt on branch w-00"):
+        hub_store.publish("w-00", {"reg": b"1"}, expect=None)
+
+
+def test_a_run_may_be_made_in_a_repository_with_a_readme(hub: Hub) -> None:
+    upload(hub, "README.md")
+    store = open_store(URI, create=True)
+    store.publish("main", {"a": b"1"}, expect=None)
+    store.publish("w-00", {"a": b"1"}, expect=None)
+
+
 def test_access_is_checked_at_once_and_cheaply(hub: Hub, hub_store: HubStore) -> None:
     hub.clear_log()
     hub_store.check_access()

@@ -23,7 +23,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -68,6 +68,8 @@ COMMITS_PER_HOUR = 120
 SELFTEST_LANE = "selftest"
 LOOKUP_COMMITS = 1_000
 """Newest commits of a lane that a lookup goes through; a doubt is about one of the last few."""
+HARMLESS = frozenset((".gitattributes", "README.md"))
+"""What the hub puts into a new repository, and a person who makes it on its pages."""
 EMPTY = Ref(hashlib.sha256(b"").hexdigest(), 0)
 
 
@@ -91,6 +93,8 @@ class HubStore:
         self._versions = HubVersions(self._repo)
         self._staged: dict[Ref, Path] = {}
         self._repo.open(create)
+        if create:
+            self._require_room_for_a_run()
 
     def selftest(self) -> None:
         lane = f"{SELFTEST_LANE}-{new_nonce()[:8]}"
@@ -134,7 +138,7 @@ class HubStore:
         check_lane(lane)
         for path in changes:
             _check_path(path)
-        parent, base, leftover = self._parent(lane, expect)
+        parent, base, leftover = self._parent(lane, expect, changes)
         files = dict(base.version.files) if base else {}
         gone = {path for path, change in changes.items() if change is None} & files.keys()
         additions = {path: self._addition(path, c) for path, c in changes.items() if c is not None}
@@ -221,7 +225,9 @@ class HubStore:
 
     # --- publishing ---
 
-    def _parent(self, lane: str, expect: Version | None) -> tuple[str, Known | None, set[str]]:
+    def _parent(
+        self, lane: str, expect: Version | None, paths: Collection[str]
+    ) -> tuple[str, Known | None, set[str]]:
         """(parent commit, the version it is, files of another lane that are to go)."""
         if expect is not None:
             known = None
@@ -232,11 +238,33 @@ class HubStore:
                 raise Conflict(f"lane {lane} is not at {expect.id} any more")
             return expect.id, known, set()
         # Of several makers of a branch, the one whose commit comes first has made the lane.
-        commit = self._repo.branches().get(lane) or self._repo.start_branch(lane)
+        found = self._repo.branches().get(lane)
+        commit = found or self._repo.start_branch(lane)
         if self._versions.newest(lane, commit) is not None:
             raise Conflict(f"lane {lane} exists")
         foreign = self._versions.at(commit)
-        return commit, None, set(foreign.version.files) if foreign else set()
+        if foreign is not None:
+            return commit, None, set(foreign.version.files)
+        # A lane that is new, or was begun a moment ago, holds a copy of the first commit at most.
+        if found and (lane == MAIN or found != self._repo.start):
+            self._require_unused(lane, found, paths)
+        return commit, None, set()
+
+    def _require_room_for_a_run(self) -> None:
+        """Told to the maker of a run at once, not when its first version is published."""
+        commit = self._repo.branches().get(MAIN)
+        if commit is not None and self._versions.at(commit) is None:
+            self._require_unused(MAIN, commit, ())
+
+    def _require_unused(self, branch: str, commit: str, paths: Collection[str]) -> None:
+        """UserError where a branch without a manifest holds what somebody else has put there."""
+        held = self._repo.tree(commit).keys()
+        theirs = sorted((held - HARMLESS) | (held & set(paths)))
+        if theirs:
+            raise UserError(
+                f"{self.uri} holds files that are of no run, {theirs[0]} on branch {branch} among "
+                "them, and they are not written over: give the run a repository of its own"
+            )
 
     def _addition(self, path: str, change: bytes | Ref) -> CommitOperationAdd:
         """The operation that puts `change` at `path`; its bytes are at the hub, or are small."""

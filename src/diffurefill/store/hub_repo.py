@@ -88,6 +88,11 @@ class HubRepo:
         self._start = next((t.target_commit for t in refs.tags if t.name == START_TAG), None)
         return {branch.name: branch.target_commit for branch in refs.branches}
 
+    @property
+    def start(self) -> str | None:
+        """Where new branches start, by the last listing of the branches; None without its tag."""
+        return self._start
+
     def start_branch(self, branch: str) -> str:
         """Make `branch` unless it is there; returns the commit that a new one starts from."""
         start = self._start_commit()
