@@ -15,6 +15,7 @@ from diffurefill.decode.view.views import Views
 from diffurefill.fleet import alone
 from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import load
+from diffurefill.store.base import open_store
 from diffurefill.train import micro_batch
 from diffurefill.train.checkpoint import load_training_state
 from diffurefill.train.loop import Trainer
@@ -192,6 +193,13 @@ def test_a_configuration_that_is_not_of_a_run_is_not_written_over(tmp_path: Path
     with pytest.raises(UserError, match=r"holds a config\.toml but no run"):
         train_alone(tmp_path, tiny_config(tmp_path / "corpus.jsonl"), 4, quiet)
     assert own.read_text() == before
+
+
+def test_a_fleets_folder_is_not_trained_in(tmp_path: Path) -> None:
+    open_store(str(tmp_path / "run"), create=True)
+    with pytest.raises(UserError, match="holds the run of a fleet: give another folder"):
+        train_alone(tmp_path / "run", tiny_config(write_corpus(tmp_path)), 4, quiet)
+    assert not (tmp_path / "run" / "config.toml").exists()
 
 
 def test_another_corpus_is_refused(tmp_path: Path) -> None:

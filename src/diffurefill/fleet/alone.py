@@ -60,6 +60,7 @@ def train_alone(
     device: torch.device | None = None,
 ) -> None:
     """Train to `steps` (default optim.total_steps), saving every `fleet.local_steps` steps."""
+    _require_no_fleet(folder)
     last = config.optim.total_steps if steps is None else steps
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
@@ -186,6 +187,12 @@ def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Prob
     write_file(folder / records.TOKENIZER, tokenizer.to_json().encode())
     save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())
+
+
+def _require_no_fleet(folder: Path) -> None:
+    """UserError for a run's store: a config.toml there would hide the run from every command."""
+    if (folder / "lanes").exists():
+        raise UserError(f"{folder} holds the run of a fleet: give another folder to train in")
 
 
 def _require_ours(folder: Path) -> None:

@@ -14,6 +14,8 @@ from diffurefill.data.mixture import require_every_slot
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import build_probes, save_probes
 from diffurefill.fleet import records
+from diffurefill.fleet.alone import is_train_folder
+from diffurefill.fleet.exported import is_exported
 from diffurefill.fleet.records import State
 from diffurefill.store.base import (
     MAIN,
@@ -21,6 +23,7 @@ from diffurefill.store.base import (
     Conflict,
     Store,
     dump_json,
+    folder_of,
     open_store,
     publish_surely,
 )
@@ -32,6 +35,7 @@ def create_run(
     uri: str, config: RunConfig, work: Path, report: Callable[[str], None] = print
 ) -> State:
     """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
+    _require_no_model(uri)
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
     require_every_slot(corpus, config.data, config.seed)
@@ -60,6 +64,13 @@ def create_run(
         f"{tokenizer.num_pieces:,} pieces, weights of {state.global_weights.size / 1e6:.1f} MB"
     )
     return state
+
+
+def _require_no_model(uri: str) -> None:
+    """UserError for a folder whose model would hide a run that was made there."""
+    folder = folder_of(uri)
+    if folder is not None and (is_train_folder(folder) or is_exported(folder)):
+        raise UserError(f"{folder} holds a model already: give the run a folder of its own")
 
 
 def _publish(

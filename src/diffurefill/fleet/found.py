@@ -29,6 +29,7 @@ from diffurefill.fleet import exported, records
 from diffurefill.fleet.alone import is_train_folder
 from diffurefill.fleet.run import Run, Snapshot, open_run
 from diffurefill.fleet.weights import KINDS, NotThere, describe, require_known, weights_of
+from diffurefill.store.base import folder_of
 from diffurefill.train.checkpoint import newest_weights
 
 _HUB = re.compile(r"(hf://)?([\w.-]+/[\w.-]+)(@[\w./-]+)?")
@@ -84,8 +85,8 @@ def find_each(where: str, kinds: Sequence[str], cache: Path) -> list[Found]:
 
 def locate(where: str, cache: Path) -> Run | Found:
     """What `where` names, by the table above."""
-    if "://" not in where or where.startswith("file://"):
-        folder = Path(where.removeprefix("file://"))
+    folder = folder_of(where)
+    if folder is not None:
         if exported.is_exported(folder):
             return found_exported(folder, where)
         if is_train_folder(folder):

@@ -310,13 +310,22 @@ ADDRESSES = (
 )
 
 
+def folder_of(uri: str) -> Path | None:
+    """The folder that `uri` names; None where it names something else."""
+    scheme, separator, rest = uri.partition("://")
+    if separator and scheme != "file":
+        return None
+    return Path(rest if separator else uri)
+
+
 def open_store(uri: str, *, create: bool = False) -> Store:
     """The store at `uri`; `create` makes it where that is possible. Imports one backend only."""
-    scheme, separator, rest = uri.partition("://")
-    if not separator or scheme == "file":
+    folder = folder_of(uri)
+    if folder is not None:
         from diffurefill.store.folder import FolderStore
 
-        return FolderStore(Path(rest if separator else uri), create=create)
+        return FolderStore(folder, create=create)
+    scheme, _, rest = uri.partition("://")
     if scheme == "hf" and not rest.startswith("buckets/"):
         from diffurefill.store.hub import HubStore
 
