@@ -204,6 +204,17 @@ def test_a_restored_average_counts_the_restored_global_once() -> None:
     assert protocol.ema_is_due(without)
 
 
+UNTRAINED = replace(STATE, gen=0, parent_gen=None, step=0, tokens=0, cursors={})
+
+
+def test_untrained_weights_enter_no_average_when_they_are_restored_either() -> None:
+    restored = protocol.rolled_back(STATE, UNTRAINED)
+    assert restored.gen == 8
+    assert not protocol.ema_is_due(restored)
+    assert not protocol.swa_is_due(restored, FleetConfig(swa_from_step=0))
+    assert not protocol.snapshot_is_due(restored, FleetConfig(snapshot_every=4))
+
+
 # --- terms and averages ---
 
 
@@ -217,7 +228,7 @@ def test_a_released_term_may_be_claimed_at_once() -> None:
 
 
 def test_the_ema_counts_every_generation_once_and_never_the_untrained_one() -> None:
-    assert not protocol.ema_is_due(replace(STATE, gen=0))
+    assert not protocol.ema_is_due(UNTRAINED)
     once = replace(STATE, ema=protocol.averaged(None, Ref("e", 1), 7))
     assert protocol.ema_is_due(STATE)
     assert not protocol.ema_is_due(once)

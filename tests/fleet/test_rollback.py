@@ -12,7 +12,8 @@ from diffurefill.fleet import records
 from diffurefill.fleet.manage import compacting
 from diffurefill.fleet.records import State
 from diffurefill.fleet.rollback import rolling_back
-from diffurefill.fleet.run import read_state
+from diffurefill.fleet.run import Snapshot, read_state
+from diffurefill.fleet.weights import globals_back
 from diffurefill.store.base import MAIN
 from tests.fleet.damage import audit, damage
 from tests.fleet.fakes import FakeFleet, read_weights
@@ -96,6 +97,14 @@ def test_a_rollback_while_the_merger_averages_beats_its_publish(tmp_path: Path) 
     assert fleet.states()[3].restored_from == 1
     assert sum("took over" in line for line in fleet.said) == 1
     assert audit(fleet).violations == []
+
+
+def test_an_untrained_generation_is_no_global_of_last_k(fleet: FakeFleet) -> None:
+    roll_back(stop(fleet), 0)
+    version = fleet.store.head(MAIN)
+    assert version is not None
+    run = fleet.run_for("reader")
+    assert list(globals_back(run, Snapshot(version, fleet.state))) == []
 
 
 def test_without_a_target_it_is_the_generation_before(fleet: FakeFleet) -> None:

@@ -251,21 +251,29 @@ def compacted(state: State) -> State:
 # --- the second publish: what follows a new global -----------------------------------------------
 
 
+def is_untrained(state: State) -> bool:
+    """Whether it has the weights that the run began with: generation 0, or one that restores it.
+    They enter no average and no snapshot."""
+    return state.step == 0
+
+
 def ema_is_due(state: State) -> bool:
-    """Whether this generation is missing from the EMA. Generation 0, untrained, never enters it."""
-    return state.gen > (state.ema.gen if state.ema else 0)
+    """Whether this generation is missing from the EMA."""
+    return not is_untrained(state) and state.gen > (state.ema.gen if state.ema else 0)
 
 
 def swa_is_due(state: State, config: FleetConfig) -> bool:
     """Whether this generation belongs to the SWA and is missing from it."""
-    if config.swa_from_step is None or state.step < config.swa_from_step or state.gen == 0:
+    if config.swa_from_step is None or state.step < config.swa_from_step or is_untrained(state):
         return False
     return state.swa is None or state.gen > state.swa.gen
 
 
 def snapshot_is_due(state: State, config: FleetConfig) -> bool:
     every, kept = config.snapshot_every, {s.gen for s in state.snapshots}
-    return every > 0 and state.gen > 0 and state.gen % every == 0 and state.gen not in kept
+    if every == 0 or is_untrained(state):
+        return False
+    return state.gen % every == 0 and state.gen not in kept
 
 
 def full_is_due(state: State) -> bool:

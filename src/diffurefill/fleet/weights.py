@@ -11,6 +11,7 @@ from diffurefill.config import UserError
 from diffurefill.fleet import records
 from diffurefill.fleet.averaging import FileAverager
 from diffurefill.fleet.folds import average_last
+from diffurefill.fleet.protocol import is_untrained
 from diffurefill.fleet.records import Average, State
 from diffurefill.fleet.run import Run, Snapshot
 from diffurefill.store.base import NotFound, Ref, read_json
@@ -94,11 +95,11 @@ def _mean_of_last(run: Run, now: Snapshot, k: int) -> Weights:
 def globals_back(run: Run, now: Snapshot) -> Iterator[tuple[int, Ref]]:
     """(generation, global) from the newest back along the lineage, each weights once.
 
-    What a rollback left behind is no ancestor; what it restored counts once. The untrained
-    generation 0 is left out. Ends early where a round's record is missing.
+    What a rollback left behind is no ancestor; what it restored counts once. Untrained weights
+    are left out. Ends early where a round's record is missing.
     """
     state, seen = now.state, set[str]()
-    while state.gen > 0:
+    while not is_untrained(state):
         if state.global_weights.sha256 not in seen:
             seen.add(state.global_weights.sha256)
             yield state.gen, state.global_weights
