@@ -231,6 +231,14 @@ def test_a_worker_of_another_version_stops_with_advice(fleet: FakeFleet) -> None
     assert [(r.worker, r.reason) for r in fleet.state.rejected] == [(0, "codec")]
 
 
+@pytest.mark.parametrize("content", [b'{"worker": 0, "sparkle": 1}', b"{}"])
+def test_a_lane_of_another_version_is_not_taken_over(fleet: FakeFleet, content: bytes) -> None:
+    fleet.store.publish("w-00", {"reg_w00.json": content}, expect=None)
+    fleet.add_worker(0)
+    with pytest.raises(UserError, match="registration was written by another version"):
+        fleet.run_until(lambda: False, seconds=50)
+
+
 def test_files_of_another_worker_on_a_lane_count_for_nobody(fleet: FakeFleet) -> None:
     fleet.add_worker(0)
     fleet.run_until(lambda: fleet.has_pushed(0))

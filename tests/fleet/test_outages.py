@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
+from diffurefill.config import UserError
 from diffurefill.fleet import records
 from diffurefill.fleet.simulate.kernel import Process
 from diffurefill.fleet.simulate.scenario import World
 from diffurefill.fleet.status import status_tables
-from diffurefill.store.base import MAIN, Corrupt, Denied, StoreError
+from diffurefill.store.base import MAIN, Corrupt, Denied, StoreError, dump_json
 from diffurefill.store.folder import FolderStore
 from tests.fleet.damage import audit
 from tests.fleet.fakes import FakeFleet, MemoryStore
@@ -35,14 +36,14 @@ def begun(folder: Path, store: Any) -> FakeFleet:
     return fleet
 
 
-def run_out(fleet: FakeFleet, seconds: float = 2000.0) -> list[StoreError]:
+def run_out(fleet: FakeFleet, seconds: float = 2000.0) -> list[Exception]:
     """Until everybody has stopped; what each stopped with."""
-    errors: list[StoreError] = []
+    errors: list[Exception] = []
     end = fleet.clock.now + seconds
     while fleet.actors and fleet.clock.now < end:
         try:
             fleet.run_until(lambda: False, seconds=end - fleet.clock.now)
-        except StoreError as error:
+        except (StoreError, UserError) as error:
             errors.append(error)
             [ended] = [n for n, actor in fleet.actors.items() if _is_over(actor)]
             fleet.kill(ended)
@@ -126,7 +127,6 @@ def test_a_revoked_token_or_a_full_quota_stops_everybody_and_nothing_is_lost(
 NONSENSE = {
     "no JSON": b'{"gen": 3, ',
     "a list": b"[]",
-    "another schema": b'{"schema_version": 9, "generation": 3}',
     "empty": b"",
 }
 
@@ -156,6 +156,25 @@ def test_a_state_that_cannot_be_read_stops_everybody_until_a_rollback(
     assert fleet.until_generation(7)
     told = f"files violated: main@{spoilt.id}: state.json is not"
     assert [v[: len(told)] for v in audit(fleet).violations] == [told]
+
+
+def test_a_state_of_another_version_is_not_called_damaged(tmp_path: Path) -> None:
+    fleet = begun(tmp_path, MemoryStore())
+    assert fleet.until_generation(2)
+    newer = {**records.to_json(fleet.state), "sparkle": 1}
+    spoilt = fleet.store.publish(
+        MAIN, {records.STATE: dump_json(newer)}, expect=fleet.store.head(MAIN)
+    )
+    errors = run_out(fleet)
+    assert len(errors) == 3
+    for error in errors:
+        assert isinstance(error, UserError)
+        assert "written by another version of diffurefill (it has the field 'sparkle'): use" in str(
+            error
+        )
+    with pytest.raises(UserError, match="another version"):
+        roll_back(fleet, None)
+    assert fleet.store.head(MAIN) == spoilt
 
 
 # --- answers that are lost -----------------------------------------------------------------------

@@ -8,12 +8,15 @@ global can never swallow work that was done on another one. Source: spec fleet.m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+from diffurefill.config import UserError
 from diffurefill.store.base import Ref
+
+R = TypeVar("R")
 
 STATE = "state.json"
 CONFIG = "config.toml"
@@ -239,41 +242,60 @@ def to_json(record: Any) -> dict[str, Any]:
     return dataclasses.asdict(record)
 
 
+class OtherVersion(UserError, TypeError):
+    """A record with other fields than ours. A TypeError too: who reads many lanes or versions
+    passes over those of them that are not what we write."""
+
+
 def contribution_from_json(data: Mapping[str, Any]) -> Contribution:
-    fields: dict[str, Any] = {**data, "payload": Ref.from_json(data["payload"])}
-    return Contribution(**fields)
+    """Like all of these: OtherVersion for other fields, KeyError or TypeError for nonsense."""
+    return _parsed(Contribution, data, payload=Ref.from_json)
 
 
 def registration_from_json(data: Mapping[str, Any]) -> Registration:
-    return Registration(**data)
+    return _parsed(Registration, data)
 
 
 def state_from_json(data: Mapping[str, Any]) -> State:
-    fields: dict[str, Any] = {
-        **data,
-        "global_weights": Ref.from_json(data["global_weights"]),
-        "recent": tuple(_saved(s) for s in data["recent"]),
-        "live": tuple(data["live"]),
-        "update": Ref.from_json(data["update"]) if data["update"] else None,
-        "momentum": _saved(data["momentum"]) if data["momentum"] else None,
-        "ema": _average(data["ema"]) if data["ema"] else None,
-        "swa": _average(data["swa"]) if data["swa"] else None,
-        "snapshots": tuple(_saved(s) for s in data["snapshots"]),
-        "accepted": tuple(contribution_from_json(c) for c in data["accepted"]),
-        "measured": tuple(Measured(**m) for m in data["measured"]),
-        "rejected": tuple(Rejected(**r) for r in data["rejected"]),
-        "norms": tuple(data["norms"]),
-        "roster": {w: Decided(**d) for w, d in data["roster"].items()},
-    }
-    return State(**fields)
+    return _parsed(
+        State,
+        data,
+        global_weights=Ref.from_json,
+        recent=lambda saved: tuple(map(_saved, saved)),
+        live=tuple,
+        update=Ref.from_json,
+        momentum=_saved,
+        ema=_average,
+        swa=_average,
+        snapshots=lambda saved: tuple(map(_saved, saved)),
+        accepted=lambda found: tuple(map(contribution_from_json, found)),
+        measured=lambda found: tuple(_parsed(Measured, m) for m in found),
+        rejected=lambda found: tuple(_parsed(Rejected, r) for r in found),
+        norms=tuple,
+        roster=lambda found: {w: _parsed(Decided, d) for w, d in found.items()},
+    )
 
 
 def _saved(data: Mapping[str, Any]) -> Saved:
-    return Saved(data["gen"], Ref.from_json(data["ref"]))
+    return _parsed(Saved, data, ref=Ref.from_json)
 
 
 def _average(data: Mapping[str, Any]) -> Average:
-    return Average(Ref.from_json(data["ref"]), data["count"], data["gen"])
+    return _parsed(Average, data, ref=Ref.from_json)
+
+
+def _parsed(kind: type[R], data: Mapping[str, Any], **parsers: Callable[[Any], Any]) -> R:
+    """A record from its JSON; `parsers` by field, for those that are not null."""
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a {kind.__name__} is a JSON object, not {data!r:.40}")
+    ours = {f.name for f in dataclasses.fields(cast(Any, kind))}
+    for name in sorted(ours ^ data.keys()):
+        raise OtherVersion(
+            f"this run's {kind.__name__.lower()} was written by another version of diffurefill "
+            f"(it {'lacks' if name in ours else 'has'} the field {name!r}): use that one"
+        )
+    read = {n: parsers[n](v) if n in parsers and v is not None else v for n, v in data.items()}
+    return kind(**read)
 
 
 # --- between the merger and its arithmetic -------------------------------------------------------

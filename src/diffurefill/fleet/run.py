@@ -112,10 +112,13 @@ def is_older(state: State, than: State) -> bool:
 
 
 def read_state(store: Store, version: Version) -> State:
-    """The state in `version`. Raises Corrupt, naming the way back, when it does not parse."""
+    """The state in `version`. Raises Corrupt, naming the way back, when it does not parse, and
+    OtherVersion when another version of this package wrote it: then nothing is to be taken back."""
     try:
         return records.state_from_json(read_json(store, version, records.STATE))
-    except (KeyError, TypeError, NotFound) as error:
+    except records.OtherVersion:
+        raise
+    except (KeyError, TypeError, AttributeError, NotFound) as error:
         raise unreadable(store, version, str(error)) from None
     except Corrupt as error:
         raise unreadable(store, version, str(error)) from None
