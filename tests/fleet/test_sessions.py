@@ -4,6 +4,7 @@ from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
+from diffurefill.fleet.log import read_log
 from tests.fleet.fakes import FLEET, FakeFleet, MemoryStore
 from tests.fleet.test_fleet import expect_sound
 
@@ -84,6 +85,19 @@ def test_keep_drift_trains_on_while_it_waits_and_loses_no_row(tmp_path: Path) ->
     rows = [c.cursor_end["rows"] for c in fleet.accepted() if c.worker == 0]
     assert rows == [4, 8, 12, 16, 20]
     expect_sound(fleet)
+
+
+def test_the_pace_of_a_drifting_worker_is_measured_from_its_first_step(tmp_path: Path) -> None:
+    fleet = FakeFleet(MemoryStore(), tmp_path, replace(FLEET, adoption="keep_drift"))
+    fleet.clock.now = 1e6  # the machine has been up for days
+    fleet.add_merger()
+    learner = fleet.add_worker(0)
+    assert fleet.until_generation(5)
+    assert max(learner.aheads) > 0
+    log = read_log(fleet.store, 0)
+    paces = [r["tokens_per_second"] for r in log if "tokens_per_second" in r]
+    assert paces
+    assert all(1.0 < pace <= 10.0 for pace in paces), paces  # 10 tokens a step of 1 s
 
 
 def test_a_drift_on_a_refused_contribution_is_dropped(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ class Interval:
     losses: list[Any] = field(default_factory=list)
     """Numbers, or numbers that are still being computed."""
     began: float = 0.0
+    """When its first step began, by the worker's clock; before that it means nothing."""
 
 
 class Learner(Protocol):
@@ -264,11 +265,11 @@ class Worker:
     def _train(self, state: State) -> Generator[float, None, bool]:
         """Steps up to `local_steps`, or as many as the session allows; whether to push them."""
         fleet, interval = self._run.config.fleet, self._interval
-        interval.began = polled = self._clock()
+        began = polled = self._clock()
         first = interval.steps
         while interval.steps < fleet.local_steps:
             yield from self._step(state)
-            pace = (self._clock() - interval.began) / (interval.steps - first)
+            pace = (self._clock() - began) / (interval.steps - first)
             ends = self._session_ends(2.0 * pace + 2.0 * self._push_seconds)
             last = ends or interval.steps == fleet.local_steps
             if last or self._clock() - polled >= fleet.training_poll_seconds:
@@ -282,6 +283,8 @@ class Worker:
 
     def _step(self, state: State) -> Iterator[float]:
         interval, settings = self._interval, self._run.config
+        if interval.steps == 0:  # which may be while an earlier push is waited for
+            interval.began = self._clock()
         metrics = self._learner.step(interval.steps)
         interval.steps += 1
         self._moment_steps += 1
