@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from diffurefill.config import UserError
 from diffurefill.store.base import (
+    Busy,
     Conflict,
     Corrupt,
     Denied,
@@ -267,6 +269,41 @@ def test_staging_on_a_full_disk_is_denied_and_leaves_no_file(
         with pytest.raises(Denied, match="free space"):
             run.stage(source)
     assert [path for path in run.root.rglob("*") if path.is_file()] == []
+
+
+def test_a_full_disk_of_local_copies_is_not_called_the_stores(
+    run: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = run.publish("main", {"a": b"1"}, expect=None).ref("a")
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    place = re.escape(str(tmp_path / "cache"))
+    with pytest.raises(Denied, match=f"local copy in {place}: .*free space.*DIFFUREFILL_CACHE"):
+        run.fetch(ref, tmp_path / "cache" / "a")
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_file_system_whose_server_is_away_is_waited_for(
+    run: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    first = run.publish("main", {"a": b"1"}, expect=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", failing(number))
+        with pytest.raises(Busy, match=re.escape(str(run.root))):
+            run.publish("main", {"a": b"2"}, expect=first)
+    monkeypatch.setattr(run, "_open_blob", failing(number))
+    ref = first.ref("a")
+    for act in (lambda: run.read(ref), lambda: run.fetch(ref, tmp_path / "a")):
+        with pytest.raises(Busy, match="cannot use the store"):
+            act()
+    assert run.head() == first
+
+
+def test_a_limit_on_the_size_of_files_is_named(
+    run: FolderStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", failing(errno.EFBIG))
+    with pytest.raises(Denied, match=re.escape(str(run.root)) + ".*ulimit -f"):
+        run.publish("main", {"a": b"1"}, expect=None)
 
 
 def test_a_folder_that_cannot_be_made_is_denied(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from diffurefill.config import UserError
-from diffurefill.store.base import Denied, Ref, new_nonce
+from diffurefill.store.base import Busy, Denied, Ref, new_nonce
 
 # What the person can do about an error; the kernel says these before it has done anything.
 ADVICE = {
@@ -22,7 +22,12 @@ ADVICE = {
     **dict.fromkeys((errno.EACCES, errno.EROFS), "choose a folder that this user can write"),
     errno.EPERM: "choose a folder that this user can write, on a disk with hard links",
     **dict.fromkeys((errno.ENOTSUP, errno.ENOSYS), "choose a disk with hard links"),
+    errno.EFBIG: "the system allows no larger file (ulimit -f): raise that limit",
 }
+PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""What a shared file system answers while its server is away."""
+PASSING_PAUSE = 5.0
+"""Seconds."""
 
 
 def fsync_folder(folder: Path) -> None:
@@ -97,11 +102,30 @@ def os_errors_name(path: Path) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def os_errors_as_denied() -> Generator[None]:
-    """OSError -> Denied with what to do. For steps that leave nothing visible when they fail."""
+def disk_errors(store: Path) -> Generator[None]:
+    """OSError -> Denied with what to do, or Busy where it may pass. For steps at the files of the
+    store in the folder `store` that leave nothing visible when they fail."""
     try:
         yield
     except OSError as error:
-        advice = ADVICE.get(error.errno or 0, "check the disk, then start again")
-        where = f" {error.filename}" if error.filename else ""
-        raise Denied(f"cannot use the store{where}: {error.strerror}; {advice}") from error
+        what = f"cannot use the store {error.filename or store}: {error.strerror}"
+        if error.errno in PASSING:
+            raise Busy(what, PASSING_PAUSE) from error
+        raise Denied(f"{what}; {_advice(error)}") from error
+
+
+@contextlib.contextmanager
+def copy_errors(dest: Path) -> Generator[None]:
+    """OSError -> Denied with what to do. For writing a copy of a store's file to `dest`, which may
+    lie on another disk than the store."""
+    try:
+        yield
+    except OSError as error:
+        raise Denied(
+            f"cannot write a local copy in {dest.parent}: {error.strerror}; {_advice(error)} "
+            "(DIFFUREFILL_CACHE names another disk)"
+        ) from error
+
+
+def _advice(error: OSError) -> str:
+    return ADVICE.get(error.errno or 0, "check the disk, then start again")

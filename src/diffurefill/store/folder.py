@@ -39,9 +39,10 @@ from diffurefill.store.base import (
 )
 from diffurefill.store.durable import (
     ADVICE,
+    copy_errors,
+    disk_errors,
     fsync_folder,
     make_folder,
-    os_errors_as_denied,
     removed_at_exit,
     replace_durably,
     write_hashed,
@@ -78,7 +79,7 @@ class FolderStore:
         if self.root.exists() and not self.root.is_dir():
             raise UserError(f"{root} is a file: give the path of a folder, for example ./run")
         if create:
-            with os_errors_as_denied():
+            with disk_errors(self.root):
                 for name in ("blobs", "lanes", "tmp"):
                     make_folder(self.root / name)
         elif not (self.root / "lanes").is_dir():
@@ -94,11 +95,11 @@ class FolderStore:
         self._sweep_tmp()
 
     def check_access(self) -> None:
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             self._now()
 
     def lanes(self) -> list[str]:
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             names = sorted(path.name for path in (self.root / "lanes").iterdir())
         ours = [n for n in names if is_lane(n) and not n.startswith(SELFTEST_LANE)]
         return [name for name in ours if self._head_number(name)]
@@ -112,7 +113,7 @@ class FolderStore:
         return {lane: str(number) if number else None for lane, number in numbers.items()}
 
     def stage(self, source: Path) -> Ref:
-        with open(source, "rb") as f, os_errors_as_denied():
+        with open(source, "rb") as f, disk_errors(self.root):
             return self._write_blob(iter(lambda: f.read(BLOCK_BYTES), b""))
 
     def publish(
@@ -125,7 +126,7 @@ class FolderStore:
     ) -> Version:
         check_paths(changes)
         require_head(lane, self.head(lane), expect)  # saves work: link decides
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             version = next_version(lane, expect, changes, nonce, self._blob_of)
             self._publish_manifest(version)
         return version
@@ -133,11 +134,12 @@ class FolderStore:
     def fetch(self, ref: Ref, dest: Path) -> Path:
         blob = self._blob_path(ref)
         part = dest.with_name(f".{dest.name}.{new_nonce()}.part")
-        with os_errors_as_denied(), removed_at_exit(part):
+        with copy_errors(dest), removed_at_exit(part):
             dest.parent.mkdir(parents=True, exist_ok=True)
             for _attempt in range(2):
-                with self._open_blob(ref) as source, open(part, "wb") as f:
-                    copied = write_hashed(iter(lambda f=source: f.read(BLOCK_BYTES), b""), f)
+                blocks = self._blob_blocks(ref)
+                with contextlib.closing(blocks), open(part, "wb") as f:
+                    copied = write_hashed(blocks, f)
                 if copied == ref:
                     replace_durably(part, dest)
                     return dest
@@ -145,7 +147,7 @@ class FolderStore:
 
     def read(self, ref: Ref) -> bytes:
         for _attempt in range(2):
-            with os_errors_as_denied(), self._open_blob(ref) as f:
+            with disk_errors(self.root), self._open_blob(ref) as f:
                 content = f.read()
             if Ref(hashlib.sha256(content).hexdigest(), len(content)) == ref:
                 return content
@@ -169,7 +171,7 @@ class FolderStore:
         # The heads last: nearest to the deletions that depend on them.
         require_head(lane, self.head(lane), expect)
         needed = refs_of(self.head(each) for each in self.lanes())
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             now = self._now()
             for path in map(self._blob_path, candidates - needed):
                 with contextlib.suppress(FileNotFoundError):
@@ -185,7 +187,7 @@ class FolderStore:
     def _head_number(self, lane: str) -> int:
         """The last number of the gapless sequence; 0 for a lane nobody has written."""
         check_lane(lane)
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             try:
                 number = int((self.root / "lanes" / lane / "HEAD").read_text("ascii"))
             except (FileNotFoundError, ValueError):
@@ -198,7 +200,7 @@ class FolderStore:
 
     def _read_manifest(self, lane: str, number: int) -> Version:
         path = self._manifest_path(lane, number)
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             content = path.read_bytes()
         return parse_manifest(content, path, lane, number)
 
@@ -229,6 +231,12 @@ class FolderStore:
             return open(path, "rb")
         except FileNotFoundError:
             raise NotFound(f"no blob {path}") from None
+
+    def _blob_blocks(self, ref: Ref) -> Generator[bytes]:
+        """Its bytes, piece by piece; what goes wrong here is the store's doing."""
+        with disk_errors(self._blob_path(ref)), self._open_blob(ref) as f:
+            while block := f.read(BLOCK_BYTES):
+                yield block
 
     def _blob_of(self, change: bytes | Ref) -> Ref:
         if isinstance(change, bytes):
@@ -267,7 +275,7 @@ class FolderStore:
 
     def _sweep_tmp(self) -> None:
         """Remove what killed processes left a day ago or more."""
-        with os_errors_as_denied():
+        with disk_errors(self.root):
             now = self._now()
             for path in (self.root / "tmp").iterdir():
                 if not _TMP_NAME.fullmatch(path.name):

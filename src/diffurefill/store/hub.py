@@ -47,7 +47,7 @@ from diffurefill.store.base import (
     new_nonce,
     sha256_file,
 )
-from diffurefill.store.durable import os_errors_as_denied, removed_at_exit, replace_durably
+from diffurefill.store.durable import copy_errors, removed_at_exit, replace_durably
 from diffurefill.store.hub_client import PASSING_PAUSE
 from diffurefill.store.hub_files import (
     MANIFEST,
@@ -159,7 +159,7 @@ class HubStore:
 
     def fetch(self, ref: Ref, dest: Path) -> Path:
         part = dest.with_name(f".{dest.name}.{new_nonce()}.part")
-        with os_errors_as_denied(), removed_at_exit(part):
+        with copy_errors(dest), removed_at_exit(part):
             dest.parent.mkdir(parents=True, exist_ok=True)
             with open(part, "wb") as f:
                 self._copy(ref, f)

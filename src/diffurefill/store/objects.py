@@ -50,7 +50,7 @@ from diffurefill.store.base import (
 )
 from diffurefill.store.bucket import Bucket
 from diffurefill.store.durable import (
-    os_errors_as_denied,
+    copy_errors,
     removed_at_exit,
     replace_durably,
     write_hashed,
@@ -148,7 +148,7 @@ class ObjectStore:
     def fetch(self, ref: Ref, dest: Path) -> Path:
         key = blob_name(ref)
         part = dest.with_name(f".{dest.name}.{new_nonce()}.part")
-        with os_errors_as_denied(), removed_at_exit(part):
+        with copy_errors(dest), removed_at_exit(part):
             dest.parent.mkdir(parents=True, exist_ok=True)
             for _attempt in range(2):
                 if self._size(ref) != ref.size:
