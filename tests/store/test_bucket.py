@@ -263,8 +263,19 @@ def test_plain_http_is_for_this_machine_only(
     s3_keys: None, monkeypatch: pytest.MonkeyPatch, variable: str, uri: str
 ) -> None:
     monkeypatch.setenv(variable, "http://store.example.org")
-    with pytest.raises(UserError, match="use https"):
+    with pytest.raises(UserError, match=f"{variable}=http://store.example.org: use https"):
         open_store(uri)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_password_in_an_endpoint_is_not_shown(
+    monkeypatch: pytest.MonkeyPatch, scheme: str
+) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"{scheme}://user:{SECRET}@minio.lan:9000/{SECRET}")
+    with pytest.raises(UserError, match=f"{scheme}://minio.lan:9000: ") as caught:
+        open_store("s3://bucket/run")
+    assert SECRET not in str(caught.value)
 
 
 def test_an_endpoint_without_keys_says_which_variables_to_set(

@@ -74,7 +74,7 @@ def open_bucket(uri: str) -> Bucket:
 def _s3(names: list[str], prefix: str | None, retry: RetryConfig) -> ObjectStore:
     endpoint = _from_environment("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     if endpoint and not os.environ.get("AWS_ACCESS_KEY_ID"):
-        raise UserError(f"no keys for {endpoint}: {KEYS['s3']}")
+        raise UserError(f"no keys for {_shown(endpoint)}: {KEYS['s3']}")
     return _s3_store(names[0], prefix, retry, endpoint)
 
 
@@ -130,13 +130,20 @@ def _azure(names: list[str], prefix: str | None, retry: RetryConfig) -> ObjectSt
 
 def _from_environment(*names: str) -> str | None:
     """The first endpoint that one of `names` gives; http only on this machine."""
-    endpoint = next((os.environ[name] for name in names if os.environ.get(name)), None)
-    if endpoint is None:
+    name = next((name for name in names if os.environ.get(name)), None)
+    if name is None:
         return None
+    endpoint = os.environ[name]
     address = urlsplit(endpoint)
     if address.scheme == "http" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
-        raise UserError(f"{names[0]}={endpoint}: use https; http is for this machine only")
+        raise UserError(f"{name}={_shown(endpoint)}: use https; http is for this machine only")
     return endpoint.rstrip("/")
+
+
+def _shown(endpoint: str) -> str:
+    """scheme://host:port of an address, which may hold a password."""
+    address = urlsplit(endpoint)
+    return f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
 
 
 def _client(endpoint: str | None) -> ClientConfig:
