@@ -11,6 +11,8 @@ import pytest
 from diffurefill import cli
 from diffurefill.cli import COMMANDS, main
 from diffurefill.commands.common import progress, say
+from diffurefill.commands.fleet import Status
+from diffurefill.store.base import Busy, Corrupt, StoreError
 from tests.tiny import tiny_config, write_config, write_corpus
 
 
@@ -79,6 +81,23 @@ def expect_mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_store_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("worker", "merger", "status", "audit", "generate", "probe"):
         assert "diffurefill init" in expect_mistake(capsys, command, str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("error", "starts_again"), [(Busy("full of others", 1.0), True), (Corrupt("restore it"), False)]
+)
+def test_only_what_passes_is_answered_with_start_again(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: StoreError,
+    starts_again: bool,
+) -> None:
+    def fail(self: Status) -> int:
+        raise error
+
+    monkeypatch.setattr(Status, "run", fail)
+    assert main(["status", "x"]) == 1
+    assert capsys.readouterr().err.strip().endswith("nothing is lost") is starts_again
 
 
 def test_a_missing_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ from diffurefill.commands.release import Export, Import, Pick
 from diffurefill.commands.speed import BenchSpeed
 from diffurefill.config import UserError, load_file, load_preset, preset_names
 from diffurefill.fleet.simulate.command import Simulate
-from diffurefill.store.base import Denied, StoreError
+from diffurefill.store.base import Busy, Conflict, Denied, StoreError, Unknown
 
 COMMANDS: dict[str, type[Any]] = {
     "demo": Demo,
@@ -71,6 +71,8 @@ COMMANDS: dict[str, type[Any]] = {
     "bench optimizer": BenchOptimizer,
 }
 """A command of two words belongs to the group that the first one names."""
+PASSING = (Busy, Conflict, Unknown)
+"""What may have gone when the command is given again; the others say themselves what to do."""
 WAYS_OUT = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some space",
@@ -157,7 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UserError, Denied) as error:
         return _fail(str(error), 2)
     except StoreError as error:
-        return _fail(f"the store could not be used: {error}; start again, nothing is lost", 1)
+        ends = "; start again, nothing is lost" if isinstance(error, PASSING) else ""
+        return _fail(f"the store could not be used: {error}{ends}", 1)
     except OSError as error:
         if error.errno not in WAYS_OUT:
             raise

@@ -21,7 +21,7 @@ from diffurefill.fleet.status import (
     status_tables,
     worker_statuses,
 )
-from diffurefill.store.base import MAIN, NotFound, dump_json
+from diffurefill.store.base import MAIN, NoRun, dump_json
 from tests.fleet.fakes import FakeFleet, MemoryStore
 
 
@@ -175,7 +175,7 @@ def test_a_figure_that_is_no_number_is_left_out_of_a_mean(
 
 
 def test_a_store_without_a_run_says_so() -> None:
-    with pytest.raises(NotFound, match="no run"):
+    with pytest.raises(NoRun, match="no run at memory:: make one with `diffurefill init memory:`"):
         status_tables(MemoryStore())
 
 

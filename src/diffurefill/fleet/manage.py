@@ -25,7 +25,7 @@ from diffurefill.fleet.rollback import (
 )
 from diffurefill.fleet.run import read_state
 from diffurefill.runtime import local_copies
-from diffurefill.store.base import MAIN, Conflict, Store, Version, compact_surely, open_store
+from diffurefill.store.base import MAIN, Conflict, NoRun, Store, Version, compact_surely, open_store
 
 
 def rollback(uri: str, to: int | None = None, report: Report = print) -> State:
@@ -80,7 +80,7 @@ def _claim(store: Store, io: Patience, report: Report) -> Waiting[tuple[Version,
     for _ in range(MAX_OVERTAKEN):
         version = yield from io(store.head)
         if version is None:
-            raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
+            raise NoRun(store.uri)
         head = version
         before = yield from io(lambda head=head: read_state(store, head))
         state = protocol.claimed(before, uuid.uuid4().hex)

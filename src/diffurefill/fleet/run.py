@@ -16,6 +16,7 @@ from diffurefill.fleet.records import State
 from diffurefill.store.base import (
     MAIN,
     Corrupt,
+    NoRun,
     NotFound,
     Ref,
     Store,
@@ -62,7 +63,7 @@ class Run:
                 return self._latest
         version = self.store.head(MAIN)
         if version is None:
-            raise UserError(f"no run at {self.store.uri}: make one with `diffurefill init`")
+            raise NoRun(self.store.uri)
         found = Snapshot(version, read_state(self.store, version))
         if self._latest is None or not is_older(found.state, self._latest.state):
             self._latest = found
@@ -136,7 +137,7 @@ def open_run(uri: str, cache: Path) -> Run:
     store = open_store(uri)
     version = store.head(MAIN)
     if version is None:
-        raise UserError(f"no run at {uri}: make one with `diffurefill init {uri}`")
+        raise NoRun(uri)
     state = read_state(store, version)
     config = read_config(store, version)
     if configs.digest(config) != state.config_sha:
@@ -152,7 +153,7 @@ def config_at(store: Store) -> RunConfig:
     """The configuration of the run in `store`."""
     version = store.head(MAIN)
     if version is None:
-        raise UserError(f"no run at {store.uri}: make one with `diffurefill init {store.uri}`")
+        raise NoRun(store.uri)
     return read_config(store, version)
 
 

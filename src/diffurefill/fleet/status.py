@@ -20,7 +20,7 @@ from diffurefill.fleet import records
 from diffurefill.fleet.log import read_log
 from diffurefill.fleet.records import State
 from diffurefill.fleet.run import read_state
-from diffurefill.store.base import MAIN, NotFound, Store
+from diffurefill.store.base import MAIN, NoRun, Store
 
 PROBES = "nats per masked token; drift: what local steps changed, merge gain: what averaging did"
 SHOWN_GENERATIONS = 20
@@ -62,7 +62,7 @@ def worker_statuses(store: Store, now: float) -> Iterator[WorkerStatus]:
 def latest_state(store: Store) -> State:
     version = store.head(MAIN)
     if version is None:
-        raise NotFound(f"no run at {store.uri}")
+        raise NoRun(store.uri)
     return read_state(store, version)
 
 

@@ -64,6 +64,13 @@ class UnsafeStore(StoreError):
     """The store ignores conditional writes: two mergers could overwrite each other."""
 
 
+class NoRun(UserError):
+    """Nothing is at an address that should be a run's."""
+
+    def __init__(self, uri: str, otherwise: str = "") -> None:
+        super().__init__(f"no run at {uri}: make one with `diffurefill init {uri}`{otherwise}")
+
+
 @dataclass(frozen=True)
 class Ref:
     """A file's bytes, by content. `size` in bytes."""

@@ -29,6 +29,7 @@ from diffurefill.store.base import (
     Change,
     Conflict,
     Corrupt,
+    NoRun,
     NotFound,
     Ref,
     Unknown,
@@ -83,7 +84,7 @@ class FolderStore:
                 for name in ("blobs", "lanes", "tmp"):
                     make_folder(self.root / name)
         elif not (self.root / "lanes").is_dir():
-            raise UserError(f"no run at {root}: make one with `diffurefill init`")
+            raise NoRun(str(root))
 
     def selftest(self) -> None:
         # A fresh name: two mergers may test at once, and a killed test leaves its lane behind.

@@ -19,7 +19,7 @@ from huggingface_hub.hf_api import RepoFile
 from huggingface_hub.utils import build_hf_headers, paginate, validate_repo_id
 
 from diffurefill.config import UserError
-from diffurefill.store.base import MAIN, Busy, Denied, NotFound, Ref, StoreError
+from diffurefill.store.base import MAIN, Busy, Denied, NoRun, NotFound, Ref, StoreError
 from diffurefill.store.hub_client import (
     PASSING_PAUSE,
     CommitLimit,
@@ -58,10 +58,7 @@ class HubRepo:
         try:
             self.branches()
         except NoRepository as error:
-            raise UserError(
-                f"no run at {self.uri}: make one with `diffurefill init`, or set HF_TOKEN to a "
-                "token that may read it"
-            ) from error
+            raise NoRun(self.uri, ", or set HF_TOKEN to a token that may read it") from error
         if create:
             self._start_commit()
 
