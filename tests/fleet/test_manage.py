@@ -68,6 +68,35 @@ def test_a_merger_that_takes_over_meanwhile_is_told(fleet: FakeFleet) -> None:
         interrupted()
 
 
+@pytest.mark.parametrize("error", [Denied("the disk is full"), KeyboardInterrupt()])
+def test_a_compaction_that_ends_early_gives_its_term_up(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(stop(fleet).store, "compact", fail)
+    with pytest.raises(type(error)):
+        list(compacting(fleet.store, fleet.said.append))
+    assert (fleet.state.merger_id, fleet.state.compacted_gen) == ("", 4)
+
+
+def test_a_compaction_interrupted_while_it_waits_gives_its_term_up(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = stop(fleet).state.epoch
+
+    def interrupt(seconds: float) -> None:
+        if fleet.state.epoch > epoch:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(manage.time, "sleep", interrupt)
+    monkeypatch.setattr(manage, "open_store", lambda uri: fleet.store)
+    with pytest.raises(KeyboardInterrupt):
+        manage.compact("memory:", fleet.said.append)
+    assert (fleet.state.epoch, fleet.state.merger_id) == (epoch + 1, "")
+
+
 # --- both ----------------------------------------------------------------------------------------
 
 

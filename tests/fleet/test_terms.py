@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from diffurefill.fleet import start
 from diffurefill.fleet.merger import Merger
 from diffurefill.fleet.run import Run
+from diffurefill.store.base import Denied
 from tests.fleet.fakes import FLEET, FakeAverager, FakeFleet, MemoryStore
 from tests.fleet.test_fleet import expect_sound
 
@@ -116,3 +118,17 @@ def test_the_main_lane_names_who_is_waited_for(fleet: FakeFleet) -> None:
     fleet.add_worker(3)
     fleet.until_generation(2)
     assert fleet.state.live == (0, 3)
+
+
+@pytest.mark.parametrize("error", [Denied("the disk is full"), ValueError(), KeyboardInterrupt()])
+def test_a_merger_that_ends_early_gives_its_term_up(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> Iterator[float]:
+        raise error
+
+    monkeypatch.setattr(start, "open_run", lambda uri, cache: fleet.run_for("merger"))
+    monkeypatch.setattr(Merger, "_serve", fail)
+    with pytest.raises(type(error)):
+        start.start_merger("memory:", None, None, False, fleet.said.append)
+    assert (fleet.state.epoch, fleet.state.merger_id) == (1, "")

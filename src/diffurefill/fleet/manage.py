@@ -7,6 +7,7 @@ published here. Workers need not be told. Source: spec fleet.md 5.2 (4).
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 import uuid
@@ -24,8 +25,19 @@ from diffurefill.fleet.rollback import (
     rolling_back,
 )
 from diffurefill.fleet.run import read_state
+from diffurefill.fleet.term import with_state
 from diffurefill.runtime import local_copies
-from diffurefill.store.base import MAIN, Conflict, NoRun, Store, Version, compact_surely, open_store
+from diffurefill.store.base import (
+    MAIN,
+    Conflict,
+    NoRun,
+    Store,
+    StoreError,
+    Version,
+    compact_surely,
+    open_store,
+    publish_surely,
+)
 
 
 def rollback(uri: str, to: int | None = None, report: Report = print) -> State:
@@ -53,7 +65,11 @@ def _finish(task: Waiting[T]) -> T:
             seconds = next(task)
         except StopIteration as done:
             return done.value
-        time.sleep(seconds)
+        try:
+            time.sleep(seconds)
+        except KeyboardInterrupt as interrupt:
+            task.throw(interrupt)  # it may have something to give up
+            raise
 
 
 def compacting(store: Store, report: Report) -> Waiting[State]:
@@ -62,9 +78,9 @@ def compacting(store: Store, report: Report) -> Waiting[State]:
     yield from io(store.check_access)
     version, state = yield from _claim(store, io, report)
     try:
-        state = protocol.compacted(state)
-        version = yield from publish_state(store, io, version, state, {})
-        kept = version
+        marked = protocol.compacted(state)
+        version = yield from publish_state(store, io, version, marked, {})
+        kept, state = version, marked
         version = yield from io(lambda: compact_surely(store, MAIN, kept))
         state = protocol.released(state)
         yield from publish_state(store, io, version, state, {})
@@ -72,8 +88,17 @@ def compacting(store: Store, report: Report) -> Waiting[State]:
         raise UserError(
             "a merger took the run over meanwhile; nothing is lost, try again"
         ) from None
+    except (Exception, KeyboardInterrupt):  # the merger need not wait for this term to run out
+        _give_up(store, version, state)
+        raise
     report(f"older versions than generation {state.gen} have been given up; merging goes on")
     return state
+
+
+def _give_up(store: Store, version: Version, state: State) -> None:
+    changes = with_state(protocol.released(state), {})
+    with contextlib.suppress(StoreError, OSError):
+        publish_surely(store, MAIN, changes, expect=version)
 
 
 def _claim(store: Store, io: Patience, report: Report) -> Waiting[tuple[Version, State]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -93,8 +94,9 @@ def start_merger(
         merger = Merger(run, averager, guard, report=report, on_event=on_event)
         try:
             drive(merger.run(generations))
-        except KeyboardInterrupt:
-            merger.term.release()
+        except BaseException:  # Ctrl-C, a full disk, a mistake: the next one need not wait
+            with contextlib.suppress(OSError):
+                merger.term.release()
             raise
 
 
