@@ -43,3 +43,13 @@ def test_without_a_limit_there_is_always_room() -> None:
     for _ in range(1000):
         part.spend()
     assert part.has_room(4)
+    assert not part._times
+
+
+def test_commits_of_long_ago_are_forgotten_by_who_never_asks_for_room() -> None:
+    now = 0.0
+    part = CommitPart(120, 1, lambda: now)
+    for _ in range(100):
+        part.spend()
+        now += HOUR
+    assert len(part._times) <= 2

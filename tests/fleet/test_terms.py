@@ -107,6 +107,21 @@ def test_what_a_fenced_merger_had_seen_is_looked_at_again(fleet: FakeFleet) -> N
     expect_sound(fleet)
 
 
+def test_a_fenced_merger_does_not_keep_the_payloads_it_had_fetched(fleet: FakeFleet) -> None:
+    fleet.fleet = replace(FLEET, min_fresh=2, grace_seconds=500.0)
+    fleet.add_merger("first")
+    fleet.add_worker(0)
+    fleet.run_until(lambda: any("worker 0 contributed" in line for line in fleet.said))
+    [fetched] = (fleet.folder / "first-1").glob("*.delta")
+    fleet.wake["first"] += 3 * FLEET.lease_seconds
+    fleet.add_merger("second")
+    assert fleet.until_generation(1, seconds=3000)
+    fleet.kill("second")
+    assert fleet.run_until(lambda: fleet.state.epoch == 3, seconds=3000)
+    fleet.run_until(lambda: False, seconds=1)
+    assert not fetched.exists()
+
+
 def _merger(fleet: FakeFleet, run: Run, generations: int) -> Iterator[float]:
     merger = Merger(run, FakeAverager(), clock=fleet.clock, report=fleet.said.append)
     return merger.run(generations)

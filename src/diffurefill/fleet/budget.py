@@ -31,13 +31,18 @@ class CommitPart:
 
     def spend(self) -> None:
         """A commit was made."""
-        self._times.append(self._clock())
+        if self._per_hour > 0:
+            self._times.append(self._clock())
+            self._forget()
 
     def has_room(self, num_workers: int) -> bool:
         """Whether a log or a beat fits into this process's part of the last hour's commits."""
         if self._per_hour == 0:
             return True
-        while self._times and self._times[0] < self._clock() - HOUR:
-            self._times.popleft()
+        self._forget()
         ours = self._per_hour * self._parts / (num_workers + MERGER_PARTS)
         return len(self._times) + 1 <= FOR_SIGNS * ours
+
+    def _forget(self) -> None:
+        while self._times and self._times[0] < self._clock() - HOUR:
+            self._times.popleft()

@@ -87,6 +87,8 @@ class Merger:
     def _serve(self, generations: int | None) -> Iterator[float]:
         recovering, published_at = True, None
         # New with every term: what was seen before may have been undone by somebody else's.
+        for payload in self._run.cache.glob("*.delta"):
+            payload.unlink()
         self._collector = Collector(self._run, self._averager, self._io, self._clock, self._report)
         while generations is None or self.term.state.gen < generations:
             yield from self._second_publish()
