@@ -4,6 +4,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,10 +19,11 @@ from diffurefill.fleet.status import (
     GenerationProbes,
     age_text,
     probes_by_generation,
+    read_logs,
     status_tables,
     worker_statuses,
 )
-from diffurefill.store.base import MAIN, NoRun, dump_json
+from diffurefill.store.base import MAIN, NoRun, Store, dump_json
 from tests.fleet.fakes import FakeFleet, MemoryStore
 
 
@@ -131,7 +133,7 @@ def test_refusals_are_shown_with_their_reasons_and_each_once(fleet: FakeFleet) -
 
 
 def test_generations_show_what_the_workers_measured_around_each_merge(fleet: FakeFleet) -> None:
-    found = probes_by_generation(fleet.store)
+    found = probes_by_generation(read_logs(fleet.store))
     assert found[0] == GenerationProbes(held_out_ce=7.0, drift=0.25, merge_gain=None)
     assert found[2] == GenerationProbes(held_out_ce=5.0, drift=0.25, merge_gain=-0.5)
     assert list(found) == sorted(found)
@@ -170,8 +172,21 @@ def test_a_figure_that_is_no_number_is_left_out_of_a_mean(
     ces = [(1, 2.0), (1, None), (2, None)]
     lines = [{"gen": gen, "held_out_ce": ce} for gen, ce in ces]
     monkeypatch.setattr(status, "read_log", lambda *_: lines)
-    found = probes_by_generation(fleet.store)
+    found = probes_by_generation(read_logs(fleet.store))
     assert {gen: probes.held_out_ce for gen, probes in found.items()} == {1: 2.0}
+
+
+def test_every_log_is_read_once(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def counted(store: Store, worker: int) -> list[dict[str, Any]]:
+        asked.append(worker)
+        return read_log(store, worker)
+
+    monkeypatch.setattr(status, "read_log", counted)
+    status_tables(fleet.store)
+    assert asked
+    assert sorted(asked) == sorted(set(asked))
 
 
 def test_a_store_without_a_run_says_so() -> None:
@@ -207,8 +222,10 @@ def test_when_all_numbers_are_used_the_longest_silent_one_is_taken(
     monkeypatch.setattr(start.time, "time", fleet.wall_clock)
     with pytest.raises(UserError, match="--worker"):
         free_number(run)
-    newest = max(w.last["time"] for w in worker_statuses(fleet.store, 0.0))
+    newest = max(w.last["time"] for w in worker_statuses(read_logs(fleet.store), 0.0))
     later = newest + run.config.fleet.live_seconds + 60
     monkeypatch.setattr(start.time, "time", lambda: later)
-    oldest = min(worker_statuses(fleet.store, later), key=lambda w: -w.age_seconds).worker
+    oldest = min(
+        worker_statuses(read_logs(fleet.store), later), key=lambda w: -w.age_seconds
+    ).worker
     assert free_number(run) == oldest

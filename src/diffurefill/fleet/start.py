@@ -19,7 +19,7 @@ from diffurefill.fleet.learner import TrainingLearner
 from diffurefill.fleet.merger import Merger
 from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Run, open_run
-from diffurefill.fleet.status import worker_statuses
+from diffurefill.fleet.status import read_logs, worker_statuses
 from diffurefill.fleet.worker import Worker
 from diffurefill.runtime import local_copies, require_device, set_threads
 from diffurefill.train.loop import Trainer, require_corpus
@@ -141,7 +141,8 @@ def free_number(run: Run) -> int:
     unused = [n for n in range(run.config.data.num_slots) if n not in taken]
     if unused:
         return unused[0]
-    statuses = sorted(worker_statuses(run.store, time.time()), key=lambda w: -w.age_seconds)
+    logs = read_logs(run.store)
+    statuses = sorted(worker_statuses(logs, time.time()), key=lambda w: -w.age_seconds)
     silent = [w.worker for w in statuses if w.age_seconds > run.config.fleet.live_seconds]
     if not silent:
         raise UserError(

@@ -7,7 +7,7 @@ Imports no torch, so it answers at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,11 +46,18 @@ class WorkerStatus:
     """The newest value of every fact in the log."""
 
 
-def worker_statuses(store: Store, now: float) -> Iterator[WorkerStatus]:
-    for lane in store.lanes():
-        worker = records.worker_of(lane)
-        log = read_log(store, worker) if worker is not None else []
-        if worker is None or not log:
+Logs = Mapping[int, Sequence[Mapping[str, Any]]]
+"""The pushed log of each worker, oldest record first."""
+
+
+def read_logs(store: Store) -> Logs:
+    workers = [records.worker_of(lane) for lane in store.lanes()]
+    return {worker: read_log(store, worker) for worker in workers if worker is not None}
+
+
+def worker_statuses(logs: Logs, now: float) -> Iterator[WorkerStatus]:
+    for worker, log in logs.items():
+        if not log:
             continue
         facts: dict[str, Any] = {}
         for record in log:
@@ -78,12 +85,11 @@ class GenerationProbes:
     """`held_out_ce` minus the CE of the workers' own weights before they adopted it (adoption)."""
 
 
-def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
+def probes_by_generation(logs: Logs) -> dict[int, GenerationProbes]:
     """What the workers measured around each merge, oldest generation first."""
     found: dict[int, dict[str, list[float]]] = {}
-    for lane in store.lanes():
-        worker = records.worker_of(lane)
-        for record in read_log(store, worker) if worker is not None else []:
+    for log in logs.values():
+        for record in log:
             for name in ("held_out_ce", "drift", "adoption"):
                 if record.get(name) is not None:
                     found.setdefault(record["gen"], {}).setdefault(name, []).append(record[name])
@@ -97,8 +103,8 @@ def probes_by_generation(store: Store) -> dict[int, GenerationProbes]:
 
 def status_tables(store: Store) -> list[RenderableType]:
     """What `diffurefill status` prints: the alert, the run, the workers, the last generations."""
-    state = latest_state(store)
-    tables: list[RenderableType] = [_run(state), _workers(store), _generations(store)]
+    state, logs = latest_state(store), read_logs(store)
+    tables: list[RenderableType] = [_run(state), _workers(logs), _generations(logs)]
     if state.alert:
         alert = Panel(Text(state.alert), title="the merger stands still", border_style="bold red")
         tables.insert(0, alert)
@@ -150,12 +156,12 @@ def _listed(numbers: Sequence[int], one: str) -> str:
     return f"{names} {', '.join(map(str, numbers))}" if numbers else ""
 
 
-def _workers(store: Store) -> Table:
+def _workers(logs: Logs) -> Table:
     workers = Table(title="workers, by the logs they pushed", caption=TIMES)
     for column in COLUMNS:
         justify = "left" if column == "phase" else "right"
         workers.add_column(column, justify=justify, overflow="fold")
-    for w in worker_statuses(store, time.time()):
+    for w in worker_statuses(logs, time.time()):
         workers.add_row(
             str(w.worker), w.incarnation[:8], w.phase, str(w.last.get("gen", "-")),
             str(w.last.get("step", "-")), _number(w.last.get("loss", w.last.get("loss_mean"))),
@@ -175,11 +181,11 @@ def age_text(seconds: float) -> str:
     return f"{size:,.0f} {unit}"
 
 
-def _generations(store: Store) -> Table:
+def _generations(logs: Logs) -> Table:
     generations = Table(title="held-out CE by generation", caption=PROBES)
     for column in ("generation", "global", "drift", "merge gain"):
         generations.add_column(column, justify="right")
-    for gen, probes in list(probes_by_generation(store).items())[-SHOWN_GENERATIONS:]:
+    for gen, probes in list(probes_by_generation(logs).items())[-SHOWN_GENERATIONS:]:
         generations.add_row(
             str(gen),
             _number(probes.held_out_ce),
