@@ -23,6 +23,7 @@ from diffurefill.store.base import (
     Ref,
     Version,
     open_store,
+    require_free,
 )
 from diffurefill.store.hub import HubStore
 from diffurefill.store.hub_files import MANIFEST, REGULAR_BYTES, Known, decode, encode
@@ -82,6 +83,23 @@ def test_the_files_of_another_model_are_not_written_over(hub: Hub, path: str) ->
         with pytest.raises(UserError, match=f"{path} on branch main .* repository of its own"):
             act()
     assert files(hub, "main") == {path}
+
+
+def test_what_is_in_the_way_of_a_run_is_told_before_it_is_made(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_free(URI)
+    assert "create_repo" not in kinds(hub)
+    with monkeypatch.context() as patch:
+        patch.delenv("HF_TOKEN")
+        with pytest.raises(Denied, match="no token"):
+            require_free(URI)
+        patch.setenv("HF_TOKEN", "hf_ro_alice")
+        with pytest.raises(Denied, match="read-only"):
+            require_free(URI)
+    upload(hub, "tokenizer.json")
+    with pytest.raises(UserError, match="repository of its own"):
+        require_free(URI)
 
 
 def test_a_worker_does_not_write_over_a_branch_that_a_person_made(

@@ -26,6 +26,8 @@ from diffurefill.store.base import (
     folder_of,
     open_store,
     publish_surely,
+    require_free,
+    require_no_run,
 )
 from diffurefill.train.checkpoint import save_weights, schema_digest
 from diffurefill.train.loop import initial_weights, make_tokenizer
@@ -36,6 +38,7 @@ def create_run(
 ) -> State:
     """Publish generation 0 of a new run at `uri`. Nothing that exists there is ever overwritten."""
     _require_no_model(uri)
+    require_free(uri)  # before minutes are spent on the text
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
     require_every_slot(corpus, config.data, config.seed)
@@ -43,8 +46,7 @@ def create_run(
     tokenizer = make_tokenizer(config, corpus)
     probes = build_probes(config, corpus, tokenizer)
     store = open_store(uri, create=True)  # only now: unusable text leaves no folder behind
-    if store.head(MAIN) is not None:
-        raise UserError(f"there is a run at {uri} already: join it, or give another place")
+    require_no_run(store)
     store.selftest()
     work.mkdir(parents=True, exist_ok=True)
     weights, probe_path = work / "global.safetensors", work / "probe.safetensors"

@@ -332,8 +332,8 @@ def open_store(uri: str, *, create: bool = False) -> Store:
         from diffurefill.store.folder import FolderStore
 
         return FolderStore(folder, create=create)
-    scheme, _, rest = uri.partition("://")
-    if scheme == "hf" and not rest.startswith("buckets/"):
+    scheme = uri.partition("://")[0]
+    if _is_repository(uri):
         from diffurefill.store.hub import HubStore
 
         return HubStore(uri, create=create)
@@ -342,3 +342,28 @@ def open_store(uri: str, *, create: bool = False) -> Store:
 
         return open_objects(uri, create=create)
     raise UserError(f"no store speaks {scheme}://; give {ADDRESSES}")
+
+
+def _is_repository(uri: str) -> bool:
+    return uri.startswith("hf://") and not uri.startswith("hf://buckets/")
+
+
+def require_free(uri: str) -> None:
+    """What is in the way of a new run at `uri`, as far as it shows before the run is made: a run,
+    somebody else's files, no keys. Makes no store. Raises UserError, or what opening one raises."""
+    try:
+        open_store(uri)
+    except NoRun:
+        if _is_repository(uri):
+            from diffurefill.store.hub import require_token
+
+            require_token(uri)
+        return
+    store = open_store(uri, create=True)  # makes nothing new, and says whether a run may be made
+    require_no_run(store)
+    store.check_access()
+
+
+def require_no_run(store: Store) -> None:
+    if store.head(MAIN) is not None:
+        raise UserError(f"there is a run at {store.uri} already: join it, or give another place")

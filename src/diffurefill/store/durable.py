@@ -40,11 +40,17 @@ def fsync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def require_folder(folder: Path) -> None:
+    """Raises UserError where `folder`, or what it would be made in, is a file."""
+    there = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise UserError(f"{there} is a file: give the path of a folder, for example ./run")
+
+
 def make_folder(folder: Path) -> None:
     """`folder` and its parents, each made to last in the one above it. Raises UserError where one
     of them is a file."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder} is a file: give the path of a folder, for example ./run")
+    require_folder(folder)
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)

@@ -23,7 +23,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from diffurefill.config import UserError
 from diffurefill.store.base import (
     MAIN,
     Change,
@@ -46,6 +45,7 @@ from diffurefill.store.durable import (
     make_folder,
     removed_at_exit,
     replace_durably,
+    require_folder,
     write_hashed,
 )
 from diffurefill.store.layout import (
@@ -77,8 +77,7 @@ class FolderStore:
         self.uri = str(root)
         self.root = root.absolute()
         self.grace_seconds = GRACE_SECONDS
-        if self.root.exists() and not self.root.is_dir():
-            raise UserError(f"{root} is a file: give the path of a folder, for example ./run")
+        require_folder(self.root)
         if create:
             with disk_errors(self.root):
                 for name in ("blobs", "lanes", "tmp"):

@@ -326,6 +326,11 @@ class HubStore:
         return True
 
 
+def require_token(uri: str) -> None:
+    """Raises Denied when there is no token, or one that may write nothing."""
+    HubRepo(uri, commits_per_hour=COMMITS_PER_HOUR, clock=time.monotonic).check_token()
+
+
 def _check_path(path: str) -> None:
     check_path(path)
     parts = path.split("/")

@@ -62,14 +62,18 @@ class HubRepo:
         if create:
             self._start_commit()
 
-    def check_access(self) -> None:
-        """Raises Denied when the token may not write."""
+    def check_token(self) -> None:
+        """Raises Denied when there is no token, or one that may only read."""
         with self._errors("asking whose token this is"):
             who = self._api.whoami(cache=True)  # the hub allows few of these
         if who.get("auth", {}).get("accessToken", {}).get("role") == "read":
             raise Denied(
                 f"the token is read-only: set HF_TOKEN to a token that may write to {self.uri}"
             )
+
+    def check_access(self) -> None:
+        """Raises Denied when the token may not write here."""
+        self.check_token()
         try:
             with self._errors("asking whether the token may write"):
                 self._api.auth_check(self.id, write=True)
