@@ -54,7 +54,7 @@ def failing(number: int) -> Callable[..., Any]:
 
 
 def test_opening_nothing_says_how_to_make_a_run(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="make one with `diffurefill init .*absent`"):
+    with pytest.raises(UserError, match=r"make one with `diffurefill init .*absent`"):
         open_store(str(tmp_path / "absent"))
 
 
