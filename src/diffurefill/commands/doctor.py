@@ -98,7 +98,7 @@ def _test_store(uri: str) -> None:
     temporary one in it, or in the nearest above it that is there, is tested in its place."""
     import tempfile
 
-    from diffurefill.store.durable import make_folder, os_errors_as_denied
+    from diffurefill.store.durable import disk_errors, make_folder
 
     folder = Path(uri.removeprefix("file://")).absolute()
     is_folder = "://" not in uri or uri.startswith("file://")
@@ -108,7 +108,7 @@ def _test_store(uri: str) -> None:
     there = next(place for place in (folder, *folder.parents) if place.exists())
     make_folder(there)  # refuses a file
     with (
-        os_errors_as_denied(),
+        disk_errors(there),
         tempfile.TemporaryDirectory(prefix=".doctor-", dir=there) as scratch,
     ):
         open_store(scratch, create=True).selftest()
