@@ -9,7 +9,13 @@ import pytest
 
 import diffurefill
 from diffurefill.config import UserError
-from diffurefill.runtime import copies_place, doctor, local_copies, set_threads
+from diffurefill.runtime import (
+    copies_place,
+    doctor,
+    local_copies,
+    require_writable,
+    set_threads,
+)
 
 COUNT_PAGES = """
 import resource
@@ -121,3 +127,13 @@ def test_every_local_copy_lies_in_that_folder():
 def test_doctor_tells_the_room_of_the_named_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("DIFFUREFILL_CACHE", str(tmp_path))
     assert doctor()["temporary"].endswith(f"free in {tmp_path}")
+
+
+def test_a_trial_of_a_file_leaves_it_and_a_link_as_they_were(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "named")
+    (tmp_path / "full").write_text("kept")
+    for name in ("link", "full", "new"):
+        require_writable(tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "link"]
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "full").read_text() == "kept"

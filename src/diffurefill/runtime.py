@@ -323,11 +323,12 @@ def require_writable(path: Path) -> None:
         raise UserError(f"{path} is a folder: give the name of a file in it")
     if not os.path.isdir(path.parent):
         raise UserError(f"cannot write {path}: there is no folder {path.parent}; make it first")
-    is_new = not os.path.exists(path)
+    real = os.path.realpath(path)  # of a link the file it names: a trial must leave the link alone
+    is_new = not os.path.exists(real)
     try:
-        path.open("ab").close()
+        open(real, "ab").close()
         if is_new:
-            path.unlink()
+            os.unlink(real)
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}; name another file") from None
 
