@@ -31,8 +31,8 @@ class Init:
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:
+        from diffurefill.copies import local_copies
         from diffurefill.fleet.create import create_run
-        from diffurefill.runtime import local_copies
 
         config = resolved(self.settings, self.data)
         with local_copies() as work:
@@ -139,10 +139,10 @@ class Audit:
     store: Positional[str]
 
     def run(self) -> int:
+        from diffurefill.copies import local_copies
         from diffurefill.fleet.audit import audit_run
         from diffurefill.fleet.run import config_at
         from diffurefill.fleet.start import averager_of
-        from diffurefill.runtime import local_copies
 
         store = open_store(self.store)
         with local_copies() as work:

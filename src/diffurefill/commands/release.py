@@ -71,7 +71,7 @@ class Export:
     """Of the text it learned from: en, de ..."""
 
     def run(self) -> int:
-        from diffurefill.runtime import local_copies
+        from diffurefill.copies import local_copies
 
         if self.format == "pt" and self.to.startswith("hf://"):
             raise UserError("--format pt writes a file: give --to FILE.pt")
@@ -201,10 +201,10 @@ class Import:
     replace: bool = False
 
     def run(self) -> int:
+        from diffurefill.copies import local_copies
         from diffurefill.fleet.exported import read_json_object
         from diffurefill.release.export import export_folder, require_room
         from diffurefill.release.torch_file import find_in_torch_file
-        from diffurefill.runtime import local_copies
 
         require_room(self.to, self.replace)
         config = self._config()
@@ -239,11 +239,11 @@ def _pick(
     probe: Path | None = None,
     facts: Path | None = None,
 ) -> Any:
+    from diffurefill.copies import local_copies
     from diffurefill.fleet.found import locate
     from diffurefill.fleet.probing import Asked
     from diffurefill.fleet.run import Run
     from diffurefill.release.pick import pick_weights
-    from diffurefill.runtime import local_copies
 
     with local_copies() as cache:
         run = locate(store, cache)

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from diffurefill.config import RunConfig, UserError, load_preset, with_paths
+from diffurefill.copies import local_copies
 from diffurefill.decode.view.terminal import Viewer, replay
 from diffurefill.demo.fleet import DemoFleet, FleetStory
 from diffurefill.demo.report import generation_rows, write_reports
@@ -25,7 +26,7 @@ from diffurefill.fleet.create import create_run
 from diffurefill.fleet.loading import LoadedModel, load_from_run
 from diffurefill.fleet.run import Run, open_run, read_state
 from diffurefill.fleet.start import averager_of
-from diffurefill.runtime import local_copies, provenance, set_threads
+from diffurefill.runtime import provenance, set_threads
 from diffurefill.store.base import MAIN, Ref
 from diffurefill.train.checkpoint import load_weights
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from diffurefill.config import HELD_OUT, DecodeConfig, RunConfig, Stage, UserError
+from diffurefill.copies import local_copies
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_right
 from diffurefill.decode.batches import in_buckets
@@ -31,7 +32,7 @@ from diffurefill.fleet.found import Found, find, found_in_run
 from diffurefill.fleet.run import Run
 from diffurefill.model.compiling import compile_for_writing
 from diffurefill.model.denoiser import Denoiser
-from diffurefill.runtime import default_device, local_copies
+from diffurefill.runtime import default_device
 from diffurefill.train.checkpoint import load_weights, schema
 from diffurefill.train.tensorfile import require_schema, schema_of
 

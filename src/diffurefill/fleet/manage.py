@@ -13,6 +13,7 @@ import time
 import uuid
 
 from diffurefill.config import UserError
+from diffurefill.copies import local_copies
 from diffurefill.fleet import protocol
 from diffurefill.fleet.patience import Patience
 from diffurefill.fleet.records import State
@@ -26,7 +27,6 @@ from diffurefill.fleet.rollback import (
 )
 from diffurefill.fleet.run import read_state
 from diffurefill.fleet.term import with_state
-from diffurefill.runtime import local_copies
 from diffurefill.store.base import (
     MAIN,
     Conflict,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from diffurefill.config import UserError
+from diffurefill.copies import local_copies
 from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer
 from diffurefill.evaluate.facts.probe import FactProbe, load_fact_probe
 from diffurefill.evaluate.probe_sets import Probes, load_probes
@@ -18,7 +19,6 @@ from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.fleet.run import open_run
 from diffurefill.fleet.start import drive
 from diffurefill.fleet.weights import PUBLISHED
-from diffurefill.runtime import local_copies
 from diffurefill.train.checkpoint import load_weights
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from diffurefill.config import HELD_OUT, FleetConfig, UserError
+from diffurefill.copies import local_copies
 from diffurefill.data.documents import open_corpus
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import load_probes
@@ -21,7 +22,7 @@ from diffurefill.fleet.records import State
 from diffurefill.fleet.run import Run, open_run
 from diffurefill.fleet.status import read_logs, worker_statuses
 from diffurefill.fleet.worker import Worker
-from diffurefill.runtime import local_copies, require_device, set_threads
+from diffurefill.runtime import require_device, set_threads
 from diffurefill.train.loop import Trainer, require_corpus
 
 Report = Callable[[str], None]

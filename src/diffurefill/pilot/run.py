@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from diffurefill.config import RunConfig, Stage
+from diffurefill.copies import local_copies
 from diffurefill.evaluate.judge import Judge, Score, open_judge
 from diffurefill.evaluate.judged import Judged, judged, judged_json
 from diffurefill.fleet.alone import train_alone
@@ -19,7 +20,7 @@ from diffurefill.fleet.loading import LoadedModel, build
 from diffurefill.pilot.arms import Arm, choose_arms, pilot_arms
 from diffurefill.pilot.passages import held_out_passages
 from diffurefill.pilot.writing import Pair, Task, Written, written
-from diffurefill.runtime import local_copies, without_folders
+from diffurefill.runtime import without_folders
 from diffurefill.store.durable import write_file
 
 AGAINST = ("draft", "ar", "tuned")
