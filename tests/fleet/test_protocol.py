@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.config import FleetConfig
+from diffurefill.config import FleetConfig, UserError
 from diffurefill.fleet import protocol, records
 from diffurefill.fleet.records import (
     Average,
@@ -277,3 +277,12 @@ def test_a_state_survives_json() -> None:
 )
 def test_lanes_of_workers_are_told_from_others(lane: str, worker: int | None) -> None:
     assert records.worker_of(lane) == worker
+
+
+def test_a_state_of_an_older_version_may_lack_what_has_a_default() -> None:
+    state = records.to_json(STATE)
+    del state["snapshots"]
+    assert records.state_from_json(state) == replace(STATE, snapshots=())
+    del state["run_id"]
+    with pytest.raises(UserError, match="lacks the field 'run_id'"):
+        records.state_from_json(state)

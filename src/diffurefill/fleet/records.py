@@ -285,11 +285,16 @@ def _average(data: Mapping[str, Any]) -> Average:
 
 
 def _parsed(kind: type[R], data: Mapping[str, Any], **parsers: Callable[[Any], Any]) -> R:
-    """A record from its JSON; `parsers` by field, for those that are not null."""
+    """A record from its JSON; `parsers` by field, for those that are not null.
+
+    A field with a default may be missing: an older version did not know it, and its runs go on.
+    """
     if not isinstance(data, Mapping):
         raise TypeError(f"a {kind.__name__} is a JSON object, not {data!r:.40}")
-    ours = {f.name for f in dataclasses.fields(cast(Any, kind))}
-    for name in sorted(ours ^ data.keys()):
+    fields = dataclasses.fields(cast(Any, kind))
+    ours, nothing = {f.name for f in fields}, dataclasses.MISSING
+    needed = {f.name for f in fields if f.default is f.default_factory is nothing}
+    for name in sorted((data.keys() - ours) | (needed - data.keys())):
         raise OtherVersion(
             f"this run's {kind.__name__.lower()} was written by another version of diffurefill "
             f"(it {'lacks' if name in ours else 'has'} the field {name!r}): use that one"
