@@ -168,6 +168,14 @@ def writing_dtype(
     return torch.bfloat16 if has_bf16(device) else torch.float16
 
 
+def wait_for(device: torch.device) -> None:
+    """Until the device has done what it was given; a CPU always has."""
+    import torch
+
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def not_finite(who: str, dtype: torch.dtype | None) -> UserError:
     """For a model whose logits are not finite when it computes in `dtype` (None: float32)."""
     name = str(dtype or "float32").removeprefix("torch.")

@@ -13,8 +13,9 @@ from diffurefill.data.packing import PackingCounts, Position, Rows
 from diffurefill.model.compiling import compile_blocks, run_eagerly
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.optim.adamw import build_optimizer
+from diffurefill.runtime import wait_for
 from diffurefill.train.step import train_step
-from diffurefill.train.timing import PARTS, PartClock, is_compiled, timed_parts, wait_for
+from diffurefill.train.timing import PARTS, PartClock, is_compiled, timed_parts
 
 CPU = torch.device("cpu")
 CONFIG = RunConfig(

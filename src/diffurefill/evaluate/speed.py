@@ -21,7 +21,7 @@ from diffurefill.decode.autoregressive import LeftToRight, generate_left_to_righ
 from diffurefill.decode.canvas import Canvas, Specials, continuation
 from diffurefill.decode.generate import generate
 from diffurefill.model.denoiser import Denoiser
-from diffurefill.runtime import philox
+from diffurefill.runtime import philox, wait_for
 
 PROMPT_TOKENS = 32
 """With BOS."""
@@ -241,8 +241,7 @@ def _timed(contender: Contender, device: torch.device) -> tuple[int, float, floa
     """Passes, seconds by the clock, CPU seconds of one run."""
     wall, cpu = time.perf_counter(), time.process_time()
     num_passes = contender.run()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return num_passes, time.perf_counter() - wall, time.process_time() - cpu
 
 

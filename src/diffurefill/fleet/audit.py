@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from diffurefill.config import UserError
 from diffurefill.fleet.audit_findings import INVARIANTS, LIMITS, Audit
 from diffurefill.fleet.audit_history import Reader, insist, read_history
 from diffurefill.fleet.audit_pushes import (
@@ -24,7 +23,7 @@ from diffurefill.fleet.audit_pushes import (
 from diffurefill.fleet.audit_rules import check_records
 from diffurefill.fleet.audit_weights import WeightsAudit
 from diffurefill.fleet.averager import Averager
-from diffurefill.store.base import MAIN, Store
+from diffurefill.store.base import MAIN, NoRun, Store
 
 __all__ = ["INVARIANTS", "LIMITS", "Audit", "audit_run"]
 
@@ -39,7 +38,7 @@ def audit_run(
     """
     head = insist(lambda: store.head(MAIN))
     if head is None:
-        raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
+        raise NoRun(store.uri)
     work.mkdir(parents=True, exist_ok=True)
     audit = Audit()
     reader = Reader(store, work, audit)

@@ -23,6 +23,7 @@ from diffurefill.store.base import (
     Change,
     Conflict,
     Corrupt,
+    NoRun,
     NotFound,
     Publication,
     Ref,
@@ -123,7 +124,7 @@ def _look_back(store: Store, io: Patience) -> Waiting[_Past]:
 def _head(store: Store) -> Version:
     head = store.head(MAIN)
     if head is None:
-        raise UserError(f"no run at {store.uri}: make one with `diffurefill init`")
+        raise NoRun(store.uri)
     return head
 
 

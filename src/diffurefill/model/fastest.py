@@ -20,7 +20,7 @@ from diffurefill.config import UserError
 from diffurefill.model.attention import attention
 from diffurefill.model.backends import BACKENDS, Shape, hardware_of, why_not
 from diffurefill.model.segments import Backend, segments_from_doc_ids
-from diffurefill.runtime import philox
+from diffurefill.runtime import philox, wait_for
 
 
 @dataclass(frozen=True)
@@ -101,18 +101,13 @@ def _milliseconds(
     seconds: dict[Backend, list[float]] = {backend: [] for backend in calls}
     for _ in range(repeats):
         for backend, call in calls.items():
-            _wait(device)
+            wait_for(device)
             start = time.perf_counter()
             call()
-            _wait(device)
+            wait_for(device)
             seconds[backend].append(time.perf_counter() - start)
     medians = {backend: 1000 * statistics.median(taken) for backend, taken in seconds.items()}
     return dict(sorted(medians.items(), key=lambda item: item[1]))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _qkv_and_gradient(shape: Shape) -> list[Tensor]:

@@ -16,7 +16,7 @@ import torch
 
 from diffurefill.config import ModelConfig
 from diffurefill.model.denoiser import num_parameters
-from diffurefill.train.timing import wait_for
+from diffurefill.runtime import wait_for
 
 BACKWARD = 2
 """Every product of the forward pass has two in the backward pass: by its input, by its weight."""

@@ -16,7 +16,7 @@ import torch
 from diffurefill.config import ModelConfig, RunConfig
 from diffurefill.data.packing import Rows
 from diffurefill.model.denoiser import num_parameters
-from diffurefill.runtime import training_dtype
+from diffurefill.runtime import training_dtype, wait_for
 from diffurefill.train.flops import (
     Peak,
     device_peak,
@@ -27,7 +27,6 @@ from diffurefill.train.flops import (
     visible_pairs,
 )
 from diffurefill.train.step import StepResult
-from diffurefill.train.timing import wait_for
 
 peak_of = functools.cache(device_peak)
 """The peak of a device in a dtype, measured once a process where no datasheet has it."""

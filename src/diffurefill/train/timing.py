@@ -20,6 +20,7 @@ from diffurefill.model import denoiser
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.model.segments import Segments
 from diffurefill.optim.adamw import RunOptimizer
+from diffurefill.runtime import wait_for
 
 PARTS = (
     "waiting",
@@ -112,12 +113,6 @@ def timed_parts(
         parts.seconds = dict.fromkeys(PARTS, 0.0)
         yield parts
         parts.switch("rest")
-
-
-def wait_for(device: torch.device) -> None:
-    """Until the device has done what it was given; a CPU always has."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def is_compiled(model: Denoiser) -> bool:

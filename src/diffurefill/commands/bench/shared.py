@@ -137,7 +137,7 @@ def by_turns(
     Of CPU time on a CPU, as others may be using it too, summed over the threads; of wall time on a
     GPU, waited for. `before` comes before every call and is not timed.
     """
-    from diffurefill.train.timing import wait_for
+    from diffurefill.runtime import wait_for
 
     clock = time.process_time if device.type == "cpu" else time.perf_counter
     seconds: dict[str, list[float]] = {name: [] for name in calls}

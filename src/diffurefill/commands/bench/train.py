@@ -51,7 +51,8 @@ def bench_train(
     config: RunConfig, device: torch.device, steps: int, seconds: float, backend: Backend | None
 ) -> dict[str, Any]:
     """The figures, from real rows through the real loader and the step that training takes."""
-    from diffurefill.train.timing import is_compiled, timed_parts, wait_for
+    from diffurefill.runtime import wait_for
+    from diffurefill.train.timing import is_compiled, timed_parts
 
     trainer, corpus = open_trainer(config, device)
     trainer.model.attention_backend = backend
@@ -89,7 +90,7 @@ def time_steps(trainer: Trainer, steps: int, seconds: float) -> tuple[Work, floa
 
     The device is waited for at the end alone: between two steps a GPU still computes.
     """
-    from diffurefill.train.timing import wait_for
+    from diffurefill.runtime import wait_for
 
     trainer.take_metrics()
     work = trainer.work
