@@ -84,6 +84,7 @@ def test_a_worker_and_a_merger_are_killed_and_nothing_is_lost(
     start("worker", store, "--worker", "1")
     try:
         wait_until("generation 1", lambda: generation(store) >= 1)
+        wait_until("worker 0", lambda: incarnation(store, "w-00") is not None)
         before = incarnation(store, "w-00")
         first.send_signal(signal.SIGKILL)
         heir = start("worker", store, "--worker", "0")
