@@ -37,9 +37,14 @@ def test_who_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_second_signal_kills_those_that_are_waited_for() -> None:
     children = [deaf_child(), deaf_child()]
-    threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
-    with pytest.raises(KeyboardInterrupt):
-        stop_all(children)
+    # A job in the background of a shell has no handler of its own.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        with pytest.raises(KeyboardInterrupt):
+            stop_all(children)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [c.process.poll() for c in children] == [-signal.SIGKILL] * 2
 
 
