@@ -89,13 +89,15 @@ def _keep_freed_memory() -> None:
     """Tell glibc not to give the system back what is freed: every step and pass asks for the same
     sizes again, and the system clears each page that it hands out (bench/allocator.py).
 
-    Larger tensors than the 32 MB that old versions take as a limit still come from the system.
+    Larger tensors than a limit still come from the system: 1 GB, or the 32 MB that versions before
+    2.35 take at most.
     """
     if platform.libc_ver()[0] != "glibc":
         return
     mallopt, trim_threshold, mmap_threshold = ctypes.CDLL(None).mallopt, -1, -3  # of malloc.h
     mallopt(trim_threshold, 2**31 - 1)
-    mallopt(mmap_threshold, 32 << 20)
+    if not mallopt(mmap_threshold, 1 << 30):
+        mallopt(mmap_threshold, 32 << 20)
 
 
 @functools.cache
