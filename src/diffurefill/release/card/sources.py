@@ -77,7 +77,7 @@ def _parsed(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         pass
-    lines = text.splitlines()
+    lines = [line for line in text.split("\n") if line.strip()]  # U+2028 ends no line of JSON
     if lines and not text.endswith("\n") and not _is_json(lines[-1]):
         del lines[-1]
     try:
