@@ -185,6 +185,8 @@ class Ledger:
         kept = {identity(r) for r in before["rejected"]} <= {identity(r) for r in after["rejected"]}
         self.check("I19", kept, f"rejections of generation {gen} were forgotten")
         for name in ("ema", "swa"):
+            untouched = after["step"] > 0 or after[name] == before[name]
+            self.check("I10", untouched, f"generation {gen}, untrained, entered the {name}")
             self._check_average(name, before, after)
 
     def _rolled_back(self, before: Json, after: Json, target: int) -> None:
@@ -218,7 +220,8 @@ class Ledger:
         if parts:
             mean = provenance.weighted_mean(parts)
             self.weights[gen] = provenance.plus(self.weights.get(before["gen"], {}), mean)
-        due = before["gen"] > 0 and (before["ema"] or {"gen": 0})["gen"] != before["gen"]
+        # At step 0 it has the weights that the run began with, whatever its number.
+        due = before["step"] > 0 and (before["ema"] or {"gen": 0})["gen"] != before["gen"]
         self.check("I10", not due, f"generation {before['gen']} never entered the EMA")
         self.lineage.append(gen)
         refusals.check_leftovers(self, after)
