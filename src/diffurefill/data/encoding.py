@@ -20,8 +20,8 @@ FindSpans = Callable[[str], list[tuple[int, int]]]
 """Text -> character ranges, sorted and disjoint."""
 
 _ENCODE_DOCUMENTS, _ENCODE_CHARS = 64, 1_000_000
-"""Documents encoded in one call: so many, or fewer that reach so many characters, for a call takes
-some 60 bytes a character. Changes speed and memory, never a row."""
+"""Documents encoded in one call: so many, or fewer that reach so many characters, for what a call
+takes grows with them. Changes speed and memory, never a row."""
 _SAMPLE_DOCUMENTS, _SAMPLE_CHARS = 1_000, 4_000_000
 """What a fast encoder must encode as the plain one does."""
 
