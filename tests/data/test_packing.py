@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from diffurefill.config import DataConfig
 from diffurefill.data.cursors import Cursor
-from diffurefill.data.packing import Position, Rows, TokenDocument, pack
+from diffurefill.data.open_rows import TokenDocument
+from diffurefill.data.packing import Position, Rows, pack
 
 BOS, EOS, PAD = 1, 2, 999
 

@@ -22,7 +22,8 @@ from diffurefill.data.formats.rows import (
     top_level_parts,
 )
 from diffurefill.data.sources import SourceText, open_source
-from diffurefill.data.storage.files import File, LocalFile
+from diffurefill.data.storage.files import LocalFile
+from diffurefill.data.storage.listing import File
 from diffurefill.data.units import Unit
 
 

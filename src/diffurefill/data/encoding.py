@@ -11,7 +11,7 @@ import numpy as np
 from diffurefill.config import DataConfig
 from diffurefill.data.documents import Corpus, training_texts
 from diffurefill.data.mixture import Document
-from diffurefill.data.packing import TokenDocument
+from diffurefill.data.open_rows import TokenDocument
 from diffurefill.data.spans.numbers import span_numbers
 from diffurefill.data.spans.salient import find_spans
 from diffurefill.data.tokens.tokenizer import Tokenizer

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from diffurefill.config import DataConfig
+from diffurefill.data.cursors import Cursor
 
-if TYPE_CHECKING:
-    from diffurefill.data.packing import TokenDocument
+
+class TokenDocument(NamedTuple):
+    """`ids` int64 (n,): BOS, tokens, EOS. `find_spans()` gives int32 (n,), 0 where no span is; it
+    is called only when a part of the document is placed in a row that wants spans."""
+
+    ids: np.ndarray
+    source: str
+    before: Cursor
+    after: Cursor
+    find_spans: Callable[[], np.ndarray]
+
+    def cursor_at(self, token: int) -> Cursor:
+        """The cursor once `token` of the document's tokens are consumed."""
+        return self.after if token == len(self.ids) else replace(self.before, token=token)
 
 
 class RowKind(NamedTuple):

@@ -8,15 +8,15 @@ interval, so nothing but a cursor has to be saved (spec data.md 4 and 5).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from diffurefill.config import DataConfig
 from diffurefill.data.cursors import Cursor
-from diffurefill.data.open_rows import OpenRow, PackedRow, RowKind
+from diffurefill.data.open_rows import OpenRow, PackedRow, RowKind, TokenDocument
 from diffurefill.runtime import philox
 
 _MAX_WASTE_TOKENS = 16
@@ -84,21 +84,6 @@ class Rows:
     part_lengths: np.ndarray
     position: Position
     counts: PackingCounts
-
-
-class TokenDocument(NamedTuple):
-    """`ids` int64 (n,): BOS, tokens, EOS. `find_spans()` gives int32 (n,), 0 where no span is; it
-    is called only when a part of the document is placed in a row that wants spans."""
-
-    ids: np.ndarray
-    source: str
-    before: Cursor
-    after: Cursor
-    find_spans: Callable[[], np.ndarray]
-
-    def cursor_at(self, token: int) -> Cursor:
-        """The cursor once `token` of the document's tokens are consumed."""
-        return self.after if token == len(self.ids) else replace(self.before, token=token)
 
 
 def pack(

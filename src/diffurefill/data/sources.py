@@ -16,7 +16,8 @@ from diffurefill.config import Source, UserError
 from diffurefill.data.formats import parquet
 from diffurefill.data.formats.marks import Mark
 from diffurefill.data.formats.rows import read_rows
-from diffurefill.data.storage.files import File, list_files, looks_like_text, open_file
+from diffurefill.data.storage.files import list_files, looks_like_text, open_file
+from diffurefill.data.storage.listing import File
 from diffurefill.data.units import Unit, kind_of
 
 PYTHON = "python:"

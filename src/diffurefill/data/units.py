@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from diffurefill.config import UserError
-from diffurefill.data.storage.files import File
+from diffurefill.data.storage.listing import File
 
 Kind = Literal["parquet", "arrow", "jsonl", "text", "python"]
 

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 from diffurefill.config import HELD_OUT, SHORT, RunConfig, UserError
 from diffurefill.data.cursors import Cursor
 from diffurefill.data.documents import Corpus, held_out_documents, probe_source_documents
-from diffurefill.data.packing import Position, TokenDocument, pack
+from diffurefill.data.open_rows import TokenDocument
+from diffurefill.data.packing import Position, pack
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probes import DECODING, IDS, SEGMENTS, Probe, draw_masks, make_probe
 from diffurefill.runtime import philox

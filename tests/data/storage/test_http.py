@@ -12,7 +12,8 @@ import pytest
 
 from diffurefill.config import UserError
 from diffurefill.data.storage import http, remote
-from diffurefill.data.storage.files import File, Stream, list_files, open_file
+from diffurefill.data.storage.files import Stream, list_files, open_file
+from diffurefill.data.storage.listing import File
 from diffurefill.data.storage.remote import open_remote
 from tests.data.range_server import Faults, Refusal, serve
 from tests.data.storage.reading import noise, read_all

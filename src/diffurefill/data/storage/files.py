@@ -9,7 +9,7 @@ import io
 import os
 from collections.abc import Generator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from diffurefill.config import UserError
 from diffurefill.data.storage.layout import (
@@ -20,16 +20,9 @@ from diffurefill.data.storage.layout import (
     is_text,
     split_pattern,
 )
+from diffurefill.data.storage.listing import File
 
 _SNIFF_BYTES = 1 << 16
-
-
-class File(NamedTuple):
-    """`name` says what it is on every machine, `uri` where it is; `size` in bytes."""
-
-    uri: str
-    name: str
-    size: int
 
 
 class RandomAccess(Protocol):

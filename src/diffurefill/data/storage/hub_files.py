@@ -18,9 +18,8 @@ from huggingface_hub import constants, hf_hub_url
 from huggingface_hub.utils import build_hf_headers
 
 from diffurefill.config import UserError
-from diffurefill.data.storage.files import File
 from diffurefill.data.storage.http import HttpRanges, asked
-from diffurefill.data.storage.listing import find_files
+from diffurefill.data.storage.listing import File, find_files
 from diffurefill.data.storage.patience import LISTING, Passing, retried
 
 SHAPE = "hf://datasets/owner/name[@revision][/folder or file]"

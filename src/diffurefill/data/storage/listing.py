@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from diffurefill.config import UserError
 from diffurefill.data.storage.layout import folder_files, has_magic, pattern_files, split_pattern
+
+
+class File(NamedTuple):
+    """`name` says what it is on every machine, `uri` where it is; `size` in bytes."""
+
+    uri: str
+    name: str
+    size: int
 
 
 class Listing(Protocol):

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from diffurefill.config import UserError
-from diffurefill.data.storage.files import File
-from diffurefill.data.storage.listing import find_files
+from diffurefill.data.storage.listing import File, find_files
 from diffurefill.data.storage.patience import LISTING, Passing, retried
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from diffurefill.config import UserError
-from diffurefill.data.storage.files import File
 from diffurefill.data.storage.http import HttpRanges
 from diffurefill.data.storage.hub_files import hub_ranges, list_hub, pinned_hub
+from diffurefill.data.storage.listing import File
 from diffurefill.data.storage.object_files import list_objects, object_ranges
 from diffurefill.data.storage.patience import LISTING, READING, Patience, retried
 

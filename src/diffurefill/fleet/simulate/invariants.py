@@ -10,78 +10,32 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from diffurefill.config import FleetConfig
 from diffurefill.fleet import gates
 from diffurefill.fleet.records import (
     GLOBAL,
     STATE,
-    Identity,
     WorkerPaths,
     worker_of,
     worker_paths,
 )
 from diffurefill.fleet.rounds import SILENT_INTERVALS
 from diffurefill.fleet.simulate import provenance, refusals
-from diffurefill.fleet.simulate.hub import SimHub
-from diffurefill.fleet.simulate.kernel import Kernel
+from diffurefill.fleet.simulate.history import History, Json
 from diffurefill.fleet.simulate.provenance import Delta, Weights
-from diffurefill.fleet.simulate.refusals import Json, identity, parsed
+from diffurefill.fleet.simulate.refusals import identity, parsed
 from diffurefill.store.base import MAIN, Version
 
 
-@dataclass(eq=False)
-class Ledger:
-    """The true history of one run. `watch` it before the run is made."""
-
-    hub: SimHub
-    kernel: Kernel
-    fleet: FleetConfig
-    violations: list[str] = field(default_factory=list)
-    state: Json = field(default_factory=dict)
-    """The newest one."""
-    first: dict[int, Json] = field(default_factory=dict)
-    """The first state of each generation."""
-    weights: dict[int, Weights] = field(default_factory=dict)
-    """Each generation's weights, recomputed here."""
-    lineage: list[int] = field(default_factory=list)
-    """Generations whose work is in the current weights, oldest first."""
-    accepted: dict[Identity, int] = field(default_factory=dict)
-    rejected: dict[Identity, str] = field(default_factory=dict)
-    pushed: dict[Identity, Json] = field(default_factory=dict)
-    """Every manifest that ever lay on a worker's lane."""
-    elements: dict[str, int] = field(default_factory=dict)
-    """Element of an accepted payload -> the generation it entered."""
-    owners: dict[int, str] = field(default_factory=dict)
-    """Who claimed each epoch."""
-    held: set[Identity] = field(default_factory=set)
-    """Of them, those whose incarnation was the lane's, or was inherited by it."""
-    inherited: set[Identity] = field(default_factory=set)
-    """Of them, those that a later incarnation found on its lane."""
-    num_released: int = 0
-    """Terms given up."""
-    lies: dict[Identity, str] = field(default_factory=dict)
-    """Forged contributions (operators.py), by what is wrong with them."""
-    writers: dict[str, str] = field(default_factory=dict)
-    """Who wrote each lane's head."""
-    leftovers: set[Identity] = field(default_factory=set)
-    """Undecided contributions to the current global that a new term began with."""
+class Ledger(History):
+    """`watch` it before the run is made."""
 
     def watch(self) -> Ledger:
         self.hub.on_publish.append(self._published)
         self.hub.on_compact.append(self._compacted)
         return self
-
-    def check(self, invariant: str, holds: bool, what: str) -> None:
-        if not holds:
-            at = f"{invariant} at {self.kernel.now:.1f} s, seed {self.kernel.seed}"
-            self.violations.append(f"{at}: {what}")
-
-    def blob(self, sha256: str) -> bytes:
-        return self.hub.blobs.get(sha256, b"")
 
     # --- what the hub took -----------------------------------------------------------------------
 

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from diffurefill.fleet.records import Identity, worker_of, worker_paths
 from diffurefill.fleet.simulate import provenance
-
-if TYPE_CHECKING:
-    from diffurefill.fleet.simulate.invariants import Ledger
-
-Json = dict[str, Any]
+from diffurefill.fleet.simulate.history import History, Json
 
 
 def identity(c: Mapping[str, Any]) -> Identity:
@@ -31,7 +27,7 @@ def parsed(content: bytes) -> Json | None:
     return found if isinstance(found, dict) else None
 
 
-def undecided(ledger: Ledger, state: Json) -> set[Identity]:
+def undecided(ledger: History, state: Json) -> set[Identity]:
     """Sound contributions to the current global that lie on the lanes for all to see."""
     found, hub = set[Identity](), ledger.hub
     for lane in hub.lanes():
@@ -56,7 +52,7 @@ def base_is_known(c: Json, state: Json, max_staleness: int) -> bool:
     return any((c["base_gen"], c["base_sha256"]) == (gen, ref["sha256"]) for gen, ref in bases)
 
 
-def check_leftovers(ledger: Ledger, after: Json) -> None:
+def check_leftovers(ledger: History, after: Json) -> None:
     """I15: what lay there when the term began is decided before the fleet goes on."""
     told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
     lost = ledger.leftovers - told - ledger.rejected.keys()
@@ -66,7 +62,7 @@ def check_leftovers(ledger: Ledger, after: Json) -> None:
     ledger.leftovers = set()
 
 
-def check_considered(ledger: Ledger, after: Json, writer: str) -> None:
+def check_considered(ledger: History, after: Json, writer: str) -> None:
     """I19: a merger that looked at a payload says what became of it."""
     looked = ledger.hub.fetched_by.get(writer, set())
     told = {identity(r) for r in [*after["accepted"], *after["rejected"]]}
@@ -77,7 +73,7 @@ def check_considered(ledger: Ledger, after: Json, writer: str) -> None:
             ledger.check("I19", decided, what)
 
 
-def check_rejections(ledger: Ledger, before: Json, after: Json) -> None:
+def check_rejections(ledger: History, before: Json, after: Json) -> None:
     for r in after["rejected"]:
         key, reason = identity(r), r["reason"]
         if key in ledger.rejected:
@@ -94,7 +90,7 @@ def check_rejections(ledger: Ledger, before: Json, after: Json) -> None:
         ledger.check("5.4", reason in right, f"{who}{lie}: {reason or 'no reason'}, not {right}")
 
 
-def right_reasons(ledger: Ledger, c: Json, state: Json) -> tuple[str, ...]:
+def right_reasons(ledger: History, c: Json, state: Json) -> tuple[str, ...]:
     """Why `c` could not enter the generation after `state`; empty for a sound contribution."""
     digests = {"run": "run_id", "config": "config_sha", "schema": "schema_sha"}
     foreign = tuple(reason for reason, field in digests.items() if c[field] != state[field])
@@ -109,7 +105,7 @@ def right_reasons(ledger: Ledger, c: Json, state: Json) -> tuple[str, ...]:
     return rest or _faults_of_bytes(ledger, c)
 
 
-def _faults_of_bytes(ledger: Ledger, c: Json) -> tuple[str, ...]:
+def _faults_of_bytes(ledger: History, c: Json) -> tuple[str, ...]:
     sha256 = c["payload"]["sha256"]
     if sha256 in ledger.hub.damaged or sha256 not in ledger.hub.blobs:
         return ("corrupt",)
