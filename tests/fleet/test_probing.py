@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.numpy import load_file, save_file
 
 from diffurefill.cli import main
 from diffurefill.config import HELD_OUT, ModelConfig, UserError
@@ -118,6 +119,14 @@ def test_a_tokenizer_of_other_pieces_is_refused(folder: Path, tmp_path: Path) ->
     train_alone(tmp_path / "c", other, 1, quiet)
     with pytest.raises(UserError, match="another vocabulary"):
         list(score_models([str(tmp_path / "c")], Asked(probe_file=folder / "a" / records.PROBE)))
+
+
+def test_ids_beyond_the_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+    arrays = load_file(folder / "a" / records.PROBE)
+    arrays["ids"] = arrays["ids"] + 10**6
+    save_file(arrays, tmp_path / "probe.safetensors")
+    with pytest.raises(UserError, match="ids beyond the model's"):
+        list(score_models([str(folder / "a")], Asked(probe_file=tmp_path / "probe.safetensors")))
 
 
 def test_facts_are_made_from_popqa_and_asked(

@@ -78,6 +78,11 @@ def probes_for(model: LoadedModel, name: str, asked: Asked) -> Probes:
     probes: Probes = model.probes
     if asked.probe_file is not None:
         probes = load_probes(asked.probe_file, model.tokenizer.vocabulary_digest)
+        if max(int(probe.ids.max()) for probe in probes.values()) >= model.config.model.vocab_size:
+            raise UserError(
+                f"the probe file {asked.probe_file} says nothing of its vocabulary and has ids "
+                "beyond the model's: take the one that lies with a run of this tokenizer"
+            )
     if not probes and (asked.sets or asked.facts_file is None):
         raise UserError(f"{name} came without probes: give a file of them (--probe)")
     missing = [set_name for set_name in asked.sets if set_name not in probes]
