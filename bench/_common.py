@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diffurefill.runtime import provenance
+from diffurefill.runtime import cpu_has_bf16, provenance
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -20,6 +20,12 @@ def report(name: str, figures: dict[str, Any], *, quick: bool) -> None:
         record = {**figures, **provenance(command)}
         (ROOT / "results" / f"{name}.json").write_text(json.dumps(record, indent=1) + "\n")
     print(json.dumps(figures))
+
+
+def on_this_cpu(name: str) -> str:
+    """The result file `name`, one for CPUs that multiply bf16 by themselves and one for others:
+    what training takes by default, and every ratio, are others on them."""
+    return name if cpu_has_bf16() else f"{name}_without_bf16"
 
 
 def peak_mb() -> float:

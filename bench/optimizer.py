@@ -34,7 +34,7 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from _common import report
+from _common import on_this_cpu, report
 from diffurefill.commands.bench.optimizer import (
     LR,
     block_matrices,
@@ -207,7 +207,7 @@ def main() -> None:
         "repeats": repeats,
         **measure(config, num_tokens, repeats),
     }
-    report("optimizer", figures, quick=arguments.quick)
+    report(on_this_cpu("optimizer"), figures, quick=arguments.quick)
 
 
 if __name__ == "__main__":

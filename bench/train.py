@@ -18,12 +18,14 @@ torchdiff_*       the published package slm388-torchdiff, if PATH is a Python th
                   one, in bf16 as it comes; `_fp32`: without its autocast
 matmul_floor      the products of our step alone, forward and backward, same shapes, no allocation
 
-`_bf16`: ours and full heads under bf16 autocast, the floor of bf16 products. The ratios are in the
-precision that `train.precision = "auto"` takes on this CPU, theirs in it too; torchdiff's as it
-comes. `in_one_precision` has them in both.
+`_bf16`: ours and full heads under bf16 autocast, the floor of bf16 products; left out where this
+CPU only emulates bf16, and the result file is another one. The ratios are in the precision that
+`train.precision = "auto"` takes on this CPU, theirs in it too; torchdiff's as it comes.
+`in_one_precision` has them in all that were taken.
 
-Shapes: `micro` (2.56M parameters, 32 rows of 128) and `stand-38m` (4 rows of 512; without --quick).
-The top-level figures are those of `micro`; `shapes` has all.
+Shapes: `micro` (2.56M parameters, 32 rows of 128) and, without --quick, two of 37.89M with 4 rows
+of 512: `stand-38m`, and `wide-vocabulary`, which has 20,736 ids instead of 8,448 and a narrower
+feed-forward part. The top-level figures are those of `micro`; `shapes` has all.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from _common import report
+from _common import on_this_cpu, report
 from _other_process import steps_of
 from _products import Products
 from _torchdiff import default_mode_tokens, torchdiff_steps
@@ -70,14 +72,16 @@ DOCUMENTS_PER_ROW = 3
 BOS = 0
 CACHED_SCORES = 2**18
 """Scores that matmul_floor makes at a time: 1 MB."""
+CPU = torch.device("cpu")
 Step = Callable[[], float]
 """Takes one step; returns its CPU seconds."""
-FULL_HEADS = {
-    "full_head": "llada fp32",
-    "full_head_bf16": "llada bf16",
-    "full_head_dllm": "dllm fp32",
-    "full_head_dllm_bf16": "dllm bf16",
-}
+Precision = Literal["auto", "fp32", "bf16"]
+PRECISIONS: dict[str, Precision] = {"": "fp32"}
+"""By the end of a step's name."""
+if has_bf16(CPU):
+    PRECISIONS["_bf16"] = "bf16"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+FULL_HEADS = {"full_head": "llada", "full_head_dllm": "dllm"}
 """What bench/_full_head_step.py is asked for."""
 
 DIFFERENCES = {
@@ -101,7 +105,12 @@ def shape_configs() -> dict[str, RunConfig]:
     """RunConfigs by name; `batch_rows` rows in one micro-batch, t ~ U(0, 1), no clean prefix."""
     micro = ModelConfig(vocab_size=4096, width=192, layers=4, heads=3, ffn_width=512)
     preset = load_preset("stand-38m")
-    sizes = {"micro": (micro, 32, 128), "stand-38m": (preset.model, 4, preset.data.row_length)}
+    wide = replace(preset.model, vocab_size=20_736, ffn_width=1536)  # spec algorithms.md 2.3, row 3
+    sizes = {
+        "micro": (micro, 32, 128),
+        "stand-38m": (preset.model, 4, preset.data.row_length),
+        "wide-vocabulary": (wide, 4, preset.data.row_length),
+    }
     return {
         name: replace(
             preset,
@@ -147,22 +156,19 @@ def half_masked(config: RunConfig) -> int:
 
 
 def our_steps(config: RunConfig, *, is_quick: bool) -> dict[str, Step]:
-    steps = {
-        "ours": our_step(config, "adamw"),
-        "ours_muon": our_step(config, "muon"),
-        "ours_bf16": our_step(config, "adamw", "bf16"),
-        "ours_muon_bf16": our_step(config, "muon", "bf16"),
-    }
-    if not is_quick:
-        steps["ours_compiled"] = our_step(config, "adamw", is_compiled=True)
-        steps["ours_compiled_bf16"] = our_step(config, "adamw", "bf16", is_compiled=True)
+    steps = {}
+    for end, precision in PRECISIONS.items():
+        steps[f"ours{end}"] = our_step(config, "adamw", precision)
+        steps[f"ours_muon{end}"] = our_step(config, "muon", precision)
+        if not is_quick:
+            steps[f"ours_compiled{end}"] = our_step(config, "adamw", precision, is_compiled=True)
     return steps
 
 
 def our_step(
     config: RunConfig,
     optimizer_name: str,
-    precision: Literal["auto", "fp32", "bf16"] = "fp32",
+    precision: Precision,
     *,
     is_compiled: bool = False,
 ) -> Step:
@@ -234,18 +240,21 @@ def matmul_step(config: RunConfig, dtype: torch.dtype) -> Step:
 def full_head_steps(shape: str, threads: int) -> AbstractContextManager[dict[str, Step]]:
     script = Path(__file__).with_name("_full_head_step.py")
     command = [sys.executable, str(script), shape, str(threads)]
-    return steps_of(command, FULL_HEADS)
+    requests = {
+        f"{name}{end}": f"{trainer} {precision}"
+        for name, trainer in FULL_HEADS.items()
+        for end, precision in PRECISIONS.items()
+    }
+    return steps_of(command, requests)
 
 
 def measure(
     name: str, config: RunConfig, repeats: int, python: str | None, threads: int, *, is_quick: bool
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        steps = {
-            **our_steps(config, is_quick=is_quick),
-            "matmul_floor": matmul_step(config, torch.float32),
-            "matmul_floor_bf16": matmul_step(config, torch.bfloat16),
-        }
+        steps = our_steps(config, is_quick=is_quick)
+        for end, precision in PRECISIONS.items():
+            steps[f"matmul_floor{end}"] = matmul_step(config, DTYPES[precision])
         steps |= stack.enter_context(full_head_steps(name, threads))
         if python:
             steps |= stack.enter_context(torchdiff_steps(python, config, threads))
@@ -272,7 +281,7 @@ def figures(
         pair = seconds.get(theirs), seconds.get(ours)
         return round(pair[0] / pair[1], 3) if pair[0] and pair[1] else None
 
-    own = "_bf16" if has_bf16(torch.device("cpu")) else ""  # what `auto` takes
+    own = list(PRECISIONS)[-1]  # what `auto` takes
 
     def ours(precision: str) -> dict[str, float | None]:
         return {
@@ -296,18 +305,14 @@ def figures(
         "vs_torchdiff_default": over("torchdiff_default", f"ours_muon{own}"),
         "vs_torchdiff_plain": over("torchdiff_plain", f"ours{own}"),
         **ours(own),
-        "precision": "bf16" if own else "fp32",
+        "precision": PRECISIONS[own],
         "in_one_precision": {
             name: {
-                **ours(precision),
-                "vs_torchdiff_default": over(
-                    f"torchdiff_default{theirs[precision]}", f"ours_muon{precision}"
-                ),
-                "vs_torchdiff_plain": over(
-                    f"torchdiff_plain{theirs[precision]}", f"ours{precision}"
-                ),
+                **ours(end),
+                "vs_torchdiff_default": over(f"torchdiff_default{theirs[end]}", f"ours_muon{end}"),
+                "vs_torchdiff_plain": over(f"torchdiff_plain{theirs[end]}", f"ours{end}"),
             }
-            for name, precision in (("fp32", ""), ("bf16", "_bf16"))
+            for end, name in PRECISIONS.items()
         },
         "default_mode_tokens": default_mode_tokens(config),
         "parameters": num_parameters(config.model),
@@ -337,7 +342,7 @@ def main() -> None:
     parser.add_argument("--torchdiff-python", default=os.environ.get("TORCHDIFF_PYTHON"))
     arguments = parser.parse_args()
     set_threads(arguments.threads)
-    configs, repeats = shape_configs(), {"micro": 7, "stand-38m": 3}
+    configs, repeats = shape_configs(), {"micro": 7, "stand-38m": 3, "wide-vocabulary": 3}
     if arguments.quick:
         configs, repeats = {"micro": configs["micro"]}, {"micro": 3}
     shapes = {}
@@ -350,7 +355,8 @@ def main() -> None:
     keys = ("tokens_per_second", "vs_full_head", "vs_torchdiff_default", "vs_torchdiff_plain")
     top = {key: shapes["micro"][key] for key in (*keys, "over_matmul_floor", "precision")}
     found = {**top, "threads": arguments.threads, "seed": SEED, "repeats": repeats}
-    report("train", {**found, "shapes": shapes, "differences": DIFFERENCES}, quick=arguments.quick)
+    found |= {"shapes": shapes, "differences": DIFFERENCES}
+    report(on_this_cpu("train"), found, quick=arguments.quick)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import re
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -237,7 +238,9 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "allocator": allocator_block,
     "attention": attention_block,
     "optimizer": optimizer_block,
+    "optimizer_without_bf16": partial(optimizer_block, result="optimizer_without_bf16"),
     "train": train_block,
+    "train_without_bf16": partial(train_block, result="train_without_bf16"),
     "capacity": capacity_block,
     "decode": decode_block,
     "decode_2_threads": decode_block,

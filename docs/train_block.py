@@ -27,14 +27,14 @@ ROWS = {
 SHOWN_OPERATORS = 8
 
 
-def train_block(facts: dict[str, Any]) -> str:
+def train_block(facts: dict[str, Any], result: str = "train") -> str:
     shapes = facts["shapes"]
     titles = [
         f"{name}: {s['parameters'] / 1e6:.2f}M, {s['batch'][0]} x {s['batch'][1]}"
         for name, s in shapes.items()
     ]
     lines = [
-        f"`{facts['command']}` (results/train.json), CPU seconds of a step:",
+        f"`{facts['command']}` (results/{result}.json), CPU seconds of a step:",
         "",
         f"| step | {' | '.join(titles)} |",
         f"| --- | {' | '.join('---' for _ in shapes)} |",
@@ -53,13 +53,12 @@ def train_block(facts: dict[str, Any]) -> str:
 
 
 def ratios(shape: dict[str, Any]) -> str:
-    """What a shape says in the precision of `auto`, and in the other one."""
-    own, other = shape["precision"], {"bf16": "fp32", "fp32": "bf16"}[shape["precision"]]
-    found = shape["in_one_precision"]
-    return (
-        f"in {own}, which `auto` takes on this CPU: {one_precision(shape)} In {other}: "
-        f"{one_precision(found[other])}"
-    )
+    """What a shape says in the precision of `auto`, and in the others."""
+    own = shape["precision"]
+    others = [name for name in shape["in_one_precision"] if name != own]
+    found = [f"in {own}, which `auto` takes on this CPU: {one_precision(shape)}"]
+    found += [f"In {name}: {one_precision(shape['in_one_precision'][name])}" for name in others]
+    return " ".join(found)
 
 
 def one_precision(ratio: dict[str, Any]) -> str:
@@ -119,9 +118,9 @@ def attention_cells(case: dict[str, Any]) -> list[str]:
     ]
 
 
-def optimizer_block(facts: dict[str, Any]) -> str:
+def optimizer_block(facts: dict[str, Any], result: str = "optimizer") -> str:
     text = (
-        f"`{facts['command']}` (results/optimizer.json): stand-38m at {facts['tokens']:,} tokens, "
+        f"`{facts['command']}` (results/{result}.json): stand-38m at {facts['tokens']:,} tokens, "
         f"CPU seconds as a share of forward and backward in {facts['precision']}: Muon with AdamW "
         f"{facts['muon_share']:.0%} (of those in fp32 {facts['muon_share_of_fp32']:.0%}; in fp32 "
         f"itself {facts['muon_float32_share']:.0%}, by batched products alone "

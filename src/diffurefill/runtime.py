@@ -113,6 +113,14 @@ def cpu_has_amx() -> bool:
     return "amx_bf16" in (_text("/proc/cpuinfo") or "").split()
 
 
+def cpu_instructions() -> str:
+    """What this CPU multiplies with, which speeds hang on: AVX2, AVX512, AVX512 BF16 AMX ..."""
+    import torch
+
+    units = {"BF16": cpu_has_bf16(), "AMX": cpu_has_amx()}
+    return " ".join([torch.backends.cpu.get_cpu_capability(), *filter(units.get, units)])
+
+
 def has_bf16(device: torch.device) -> bool:
     """Whether the hardware there multiplies bf16, rather than emulating it."""
     import torch
@@ -231,6 +239,7 @@ def machine_facts() -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
+        "instructions": cpu_instructions(),
         "system": platform.system(),
         "python": platform.python_version(),
         "torch": torch.__version__,
