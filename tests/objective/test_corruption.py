@@ -97,10 +97,11 @@ def test_another_key_gives_another_mask():
     assert (out.is_masked[0] != out.is_masked[1]).any()
 
 
-def test_the_number_of_keys_must_match():
+@pytest.mark.parametrize("num_keys", [1, 3])
+def test_the_number_of_keys_must_match(num_keys):
     ids, doc_ids, _ = plain_rows(2, 8)
-    with pytest.raises(ValueError):
-        run(ids, doc_ids, ObjectiveConfig(), [(0,)])
+    with pytest.raises(ValueError, match="zip"):
+        run(ids, doc_ids, ObjectiveConfig(), [(key,) for key in range(num_keys)])
 
 
 @pytest.mark.parametrize("t_min", [0.0, 0.15])
@@ -134,6 +135,7 @@ def test_half_of_the_rows_keep_a_clean_prefix_of_uniform_length():
     config = ObjectiveConfig(t_min=0.9999, prefix_rows=0.5)
     out = run(ids, doc_ids, config, keys)
     length = 20 - out.num_eligible.numpy()
+    assert (out.has_prefix.numpy() == (length > 0)).all()
     assert (out.is_masked.numpy().argmax(1) >= length).all()
     assert (out.is_masked.sum(1) == out.num_eligible).float().mean() > 0.99
     counts = np.bincount(length, minlength=20)

@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from diffurefill.config import ObjectiveConfig
+from diffurefill.objective.corruption import corrupt
 from diffurefill.objective.next_token import next_token
 
 PAD = 9
@@ -39,3 +41,11 @@ def test_rows_of_pad_alone_have_no_target():
     found = next_token(rows([[PAD] * 4], [[-1] * 4], [4]))
     assert not found.is_masked.any()
     assert found.num_eligible.tolist() == [0]
+
+
+def test_tensors_are_of_the_kinds_and_shapes_of_a_corrupted_batch():
+    batch = rows(np.arange(12).reshape(2, 6), [[0] * 6, [1] * 5 + [-1]], [3, 6])
+    masked = corrupt(batch, ObjectiveConfig(), keys=[(0,), (1,)], mask_id=20, bos_id=0)
+    for ours, theirs in zip(next_token(batch), masked, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert ours.shape == theirs.shape

@@ -74,6 +74,8 @@ def test_rows_are_chosen_by_their_keys_and_the_others_stay_as_they_were() -> Non
     plain, found = made(some)
     changed = (found.canvas == OWN).any(dim=1)
     assert 0 < int(changed.sum()) < B
+    untouched = corrupt(rows(), some, keys=KEYS, mask_id=MASK, bos_id=BOS)
+    assert all(map(torch.equal, plain, untouched))
     for name in ("canvas", "is_masked"):
         assert torch.equal(getattr(plain, name)[~changed], getattr(found, name)[~changed])
     assert torch.equal(found.canvas, made(some)[1].canvas)

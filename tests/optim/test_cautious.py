@@ -53,6 +53,13 @@ def test_where_all_signs_agree_it_is_the_inner_optimiser(kind):
     torch.testing.assert_close(run(cautious(kind), grads, start), run(MAKERS[kind], grads, start))
 
 
+def test_an_element_without_gradient_does_not_move():
+    """The rows of tokens that a step has not met: momentum alone does not carry them on."""
+    update = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    found = cautious_update(update, torch.tensor([0.0, 0.0, 3.0, -3.0]))
+    assert found.tolist() == [0.0, 0.0, -2.0, 2.0]
+
+
 @both
 def test_an_element_against_its_gradient_only_decays(kind):
     start, first, second = randn(8, 8), randn(8, 8, seed=1), randn(8, 8, seed=2)

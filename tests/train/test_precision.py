@@ -206,6 +206,9 @@ def test_the_factor_grows_after_enough_good_steps(monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         scale.update(overflowed=False)
     assert scale == LossScale(value=16.0, good_steps=0)
+    largest = LossScale(value=loss_scale.LARGEST, good_steps=2)
+    largest.update(overflowed=False)
+    assert largest == LossScale(value=loss_scale.LARGEST, good_steps=0)
 
 
 @pytest.mark.usefixtures("in_float16")

@@ -21,7 +21,7 @@ def next_token(rows: RowArrays) -> Corrupted:
     has_next = np.zeros(ids.shape, dtype=bool)
     has_next[:, :-1] = (doc_ids[:, :-1] == doc_ids[:, 1:]) & (doc_ids[:, 1:] >= 0)
     parts = part_of_positions(rows.part_lengths, ids.shape[1])
-    counts = np.bincount(parts.ravel(), has_next.ravel(), minlength=int(parts.max()) + 1)
+    counts = np.bincount(parts.ravel(), has_next.ravel())
     return Corrupted(
         canvas=torch.from_numpy(ids.astype(np.int64)),
         is_masked=torch.from_numpy(has_next),
