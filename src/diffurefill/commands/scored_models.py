@@ -102,8 +102,15 @@ def filler(model: LoadedModel, scoring: ScoringModel, decode: str) -> Fill:
         left = left_to_right(how)
         return lambda canvas, seeds: model.continue_text(canvas, left, seeds)
     denoiser, specials = scoring.denoiser, scoring.specials
+    # What stands behind an EOS is cut off: a pass for it would be for nothing.
     return lambda canvas, seeds: generate(
-        denoiser, canvas, how.stages, specials, seeds=seeds, block_length=how.block_length
+        denoiser,
+        canvas,
+        how.stages,
+        specials,
+        seeds=seeds,
+        block_length=how.block_length,
+        stop_at_eos=True,
     )
 
 

@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("lm_eval", reason="needs the eval extra: pip install 'diffurefill[eval]'")
 
+from diffurefill.commands.scored_models import filler
 from diffurefill.config import Stage, UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from diffurefill.decode.canvas import Specials
@@ -125,6 +126,16 @@ def test_answers_are_written_and_cut_at_stop_strings(tokenizer: Tokenizer) -> No
     )
     assert whole == " brown fox jumps over a lazy"
     assert cut == " brown fox "
+
+
+def test_an_answer_that_ends_early_takes_no_more_passes(tokenizer: Tokenizer) -> None:
+    text = torch.tensor([tokenizer.bos_id, *tokenizer.encode("the quick brown fox")])
+    ends = torch.cat([text, torch.full((40,), tokenizer.eos_id)])
+    lm = build(tokenizer, OracleDenoiser(ends, tokenizer.num_pieces + 2))
+    lm.fill = filler(SimpleNamespace(), lm.model, "decode-left-to-right")
+    assert lm.generate_until(requests(("the quick", {"max_gen_toks": 20}))) == [" brown fox"]
+    written = len(tokenizer.encode("the quick brown fox")) - len(tokenizer.encode("the quick"))
+    assert lm.model.denoiser.num_calls == written + 1  # EOS is the last one
 
 
 def test_an_answer_too_long_for_a_row_takes_half_of_it(tokenizer: Tokenizer) -> None:
