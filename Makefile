@@ -6,7 +6,7 @@ DATA ?=
 DEMO_FLAGS ?=
 SEEDS ?= 20000
 
-.PHONY: demo test check bench chaos clean
+.PHONY: demo test check bench docs chaos clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "DiffuRefill needs Python 3.11 or newer; set PYTHON=python3.12, say")'
@@ -28,6 +28,10 @@ check: $(VENV)/ready
 
 bench: $(VENV)/ready
 	for script in bench/[!_]*.py; do $(BIN)/python $$script --quick || exit 1; done
+
+# The figures and tables of README.md and docs/, from results/.
+docs: $(VENV)/ready
+	$(BIN)/python docs/render.py
 
 # The fleet under faults: so many simulated lives of it, and every guard switched off once.
 chaos: $(VENV)/ready
