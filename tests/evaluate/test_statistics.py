@@ -38,6 +38,13 @@ def test_the_bootstrap_agrees_with_the_normal_interval_of_many_items() -> None:
     assert (found.low, found.high) == pytest.approx((x.mean() - reach, x.mean() + reach), abs=0.01)
 
 
+def test_the_bootstrap_holds_the_truth_as_often_as_it_says() -> None:
+    """Of 300 sets of normal items 95% have it in their interval; four standard deviations."""
+    sets = np.random.default_rng(2).normal(1.0, 2.0, (300, 80))
+    held = sum(1.0 in bootstrap_mean(x, resamples=500) for x in sets)
+    assert abs(held / 300 - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 300)
+
+
 def test_counts_and_indices_draw_from_the_same_distribution() -> None:
     """0 and 1 are drawn by their counts; the same values a hair apart are drawn one by one."""
     bits = np.arange(200) % 4 == 0
