@@ -34,7 +34,10 @@ def test_json_has_the_figures_and_they_agree(
         assert rows["draft 12 + refill 8"]["num_passes"] <= 20
         for row in rows.values():
             assert row["tokens_per_second"] == pytest.approx(num_tokens / row["seconds"], rel=0.05)
+        assert rows["8 tokens a pass"]["num_passes"] == 2
         assert rows["8 tokens a pass"]["pass_over_forward"] > 0
+        for name, tokens in (("one token a pass", 1), ("8 tokens a pass", 8), ("AR, our twin", 1)):
+            assert rows[name]["tokens_per_forward"] == tokens  # of a row, however many there are
         assert (HF_SAME in rows) != found["without_transformers"]
 
 

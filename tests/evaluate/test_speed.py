@@ -18,6 +18,7 @@ def test_the_replay_asks_for_the_same_passes_as_the_decoder() -> None:
     canvas = speed.random_canvas(40, 2, 24, CPU)
     for stages, num_passes in (
         (speed.ONE_PER_PASS, 24),
+        (speed.eight_per_pass(24), 3),
         (DecodeConfig().stages, 20),
     ):
         ours, bare = speed.by_diffusion("ours", denoiser, canvas, stages)

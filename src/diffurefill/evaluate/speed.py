@@ -28,7 +28,13 @@ PROMPT_TOKENS = 32
 BOS, EOS, MASK, PAD = range(4)
 GREEDY = (0.0, 0.0)
 ONE_PER_PASS = (Stage(num_passes=0, tokens_per_pass=1, temperature=GREEDY),)
-EIGHT_PER_PASS = (Stage(num_passes=0, tokens_per_pass=8, temperature=GREEDY, commit_gap=2),)
+
+
+def eight_per_pass(num_tokens: int) -> tuple[Stage]:
+    """Eight tokens a pass, spaced apart, in exactly num_tokens / 8 passes: the last one takes what
+    the gap has left, as a draft's last pass does."""
+    passes = -(-num_tokens // 8)
+    return (Stage(num_passes=passes, tokens_per_pass=8, temperature=GREEDY, commit_gap=2),)
 
 
 @dataclass(frozen=True)
