@@ -1,5 +1,6 @@
 """What a worker measures around each merge: adoption, drift, and so the merge gain."""
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def test_adoption_and_drift_are_differences_on_one_probe(tmp_path: Path, trainer
     finished = learner.finish()
     trained = ce()
     assert finished["drift"] == trained - begun["held_out_ce"]
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # it counts in KiB
+    assert 0.5 * used < 1e6 * finished["peak_mb"] <= used
     save_weights(own, trainer.weights())
     # The global is what this worker, alone, has trained: adopting it changes nothing.
     assert learner.adopt(own, state(own, 4), 0)["adoption"] == 0.0

@@ -59,6 +59,13 @@ def test_one_hiccup_is_no_news() -> None:
     assert said == []
 
 
+def test_failures_are_counted_for_the_log() -> None:
+    io = patience([])
+    drive(io(failing(Busy("late", 0.1), Corrupt("x"))))
+    drive(io(failing()))
+    assert (io.take_failed(), io.take_failed()) == (2, 0)
+
+
 def test_a_file_that_stays_damaged_is_believed_at_last() -> None:
     assert drive(patience([])(failing(Corrupt("x"))))[1] == "done"
     with pytest.raises(Corrupt):

@@ -6,6 +6,8 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from diffurefill.data.packing import Position
 from diffurefill.evaluate.probes import Probe, held_out_ce
 from diffurefill.fleet.adoption import keep_drift
@@ -79,8 +81,15 @@ class TrainingLearner:
         facts = self._trainer.take_metrics()
         self._trained_ce = self._ce()
         drift = self._trained_ce - self._adopted_ce
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        return {"drift": drift, **facts, "peak_mb": peak}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        return {"drift": drift, **facts, "peak_mb": peak, **self._gpu_memory()}
+
+    def _gpu_memory(self) -> dict[str, float]:
+        """The most that tensors have held on a GPU, which peak_mb says nothing of."""
+        device = self._trainer.device
+        if device.type != "cuda":
+            return {}
+        return {"gpu_peak_mb": torch.cuda.max_memory_allocated(device) / 1e6}
 
     def _ce(self) -> float:
         trainer = self._trainer

@@ -31,6 +31,12 @@ class Patience:
 
     def __init__(self, report: Callable[[str], None], jitter: random.Random) -> None:
         self._report, self._jitter = report, jitter
+        self._num_failed = 0
+
+    def take_failed(self) -> int:
+        """Operations that failed in passing since the last call, for a log."""
+        failed, self._num_failed = self._num_failed, 0
+        return failed
 
     def __call__(self, operation: Callable[[], T]) -> Generator[float, None, T]:
         pause, num_corrupt, told = FIRST_PAUSE, 0, False
@@ -49,6 +55,7 @@ class Patience:
                 if told:
                     self._report("the store answers again")
                 return done
+            self._num_failed += 1
             if not told and pause > FIRST_PAUSE:  # a single hiccup is no news
                 self._report(f"the store does not answer ({trouble}); waiting, nothing is lost")
                 told = True

@@ -338,6 +338,7 @@ class Worker:
         payload = self._run.cache / f"{self.incarnation}.delta"
         norm = self._learner.save_delta(base, payload)
         facts["encode_seconds"] = self._clock() - began
+        facts |= {"machine": self._learner.machine, "store_errors": self._io.take_failed()}
         if not math.isfinite(norm):
             self._log.note("nonfinite", {"gen": state.gen, **self._learner.finish()})
             self._drop_moments("the weights were not finite")
