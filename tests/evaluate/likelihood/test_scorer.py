@@ -240,3 +240,12 @@ def test_weights_that_give_no_numbers_are_refused() -> None:
 def test_a_scorer_that_cannot_be_is_refused(fields) -> None:
     with pytest.raises(UserError):
         Scorer(**fields)
+
+
+def test_the_name_tells_all_that_changes_the_figures() -> None:
+    assert Scorer(seed=3, check_greedy=False, rescore=0.5).name == "chain"
+    assert Scorer(samples=4).name == "chain", "samples are the elbo's"
+    guided = Scorer(method="margin", tokens_per_pass=2, right_masks=8, guidance=0.5)
+    assert guided.name == "margin, 2 tokens a pass, 8 MASKs behind, guidance 0.5"
+    assert Scorer(screen="two_stream").name == "chain, two_stream screen"
+    assert Scorer(method="elbo", samples=128).name == "elbo, 128 samples"

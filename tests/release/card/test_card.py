@@ -161,6 +161,17 @@ def test_guessing_is_called_guessing(model: CardModel, sources: list[Source]) ->
     assert "Not told from guessing (chance lies in the interval): ARC-e." in page
 
 
+def test_a_scorer_s_options_stand_beside_its_figures(model: CardModel, tmp_path: Path) -> None:
+    content = benchmarks_of(model)
+    for one in content["models"][:-1]:
+        one["scored_by"] = "chain, 2 tokens a pass, guidance 0.5"
+    page = card(model, [results.source(tmp_path, "e.json", content)], repo="user/small")
+    assert "ours (chain, 2 tokens a pass, guidance 0.5)" in page
+    assert "zero-shot, chain, 2 tokens a pass, guidance 0.5 scorer" in page
+    assert "`chain` scores exactly" in page
+    assert "are no likelihoods of the model" in page
+
+
 def test_the_metadata_is_what_the_hub_reads(model: CardModel, sources: list[Source]) -> None:
     page = card(model, sources, repo="me/small", license_name="mit", language="en")
     found = yaml.safe_load(page.split("---\n")[1])

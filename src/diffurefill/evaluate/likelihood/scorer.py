@@ -79,7 +79,21 @@ class Scorer:
 
     @property
     def name(self) -> str:
-        return self.method if self.screen is None else f"{self.method}, {self.screen} screen"
+        """The method, and whatever else of it changes the figures: what stands beside each."""
+        other = Scorer()
+        said = {
+            "screen": f"{self.screen} screen",
+            "tokens_per_pass": f"{self.tokens_per_pass} tokens a pass",
+            "right_masks": f"{self.right_masks} MASKs behind",
+            "samples": f"{self.samples} samples",
+            "guidance": f"guidance {self.guidance:g}",
+        }
+        if self.method != "elbo":
+            del said["samples"]
+        changed = (
+            words for key, words in said.items() if getattr(self, key) != getattr(other, key)
+        )
+        return ", ".join((self.method, *changed))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -17,7 +17,7 @@ from diffurefill.release.card.progress import progress_rows
 from diffurefill.release.card.sources import Source, one_of
 
 SCORERS = {
-    "chain": "exactly, left to right: a token at a time, each from the text before it",
+    "chain": "exactly, left to right: each token from the text before it",
     "chain, two_stream screen": "as `chain` does where two choices are close, and elsewhere by an "
     "approximation in one pass",
     "right_to_left": "exactly, right to left",
@@ -26,6 +26,11 @@ SCORERS = {
     "entropy": "exactly, for the sampler that fills the place of the least entropy first",
     "elbo": "by a Monte Carlo bound",
 }
+
+GUIDED = (
+    "; guidance moves the logits away from what they are without the context, so that figures with "
+    "it are no likelihoods of the model"
+)
 
 
 def card(
@@ -169,8 +174,10 @@ def _pick(source: Source) -> str:
 
 def _benchmarks(source: Source) -> str:
     content = source.content
-    kinds = dict.fromkeys(m["scored_by"] for m in content["models"] if m["scored_by"] in SCORERS)
+    kinds = dict.fromkeys(kind for m in content["models"] if (kind := _kind(m["scored_by"])))
     how = "; ".join(f"`{kind}` scores {SCORERS[kind]}" for kind in kinds)
+    guided = any("guidance" in m["scored_by"] for m in content["models"])
+    how += GUIDED if guided else ""
     subset = "all items"
     if content.get("limit") is not None:
         subset = f"{content['limit']} items of each, evenly spaced"
@@ -179,6 +186,12 @@ def _benchmarks(source: Source) -> str:
         f"{subset}; accuracy in percent with its 95% interval. {how}."
     )
     return _table(heading, tables.benchmarks(content["models"]), source.name)
+
+
+def _kind(scored_by: str) -> str | None:
+    """The scorer that a name begins with, its options aside; None for a likelihood of no scorer."""
+    fits = (k for k in SCORERS if scored_by == k or scored_by.startswith(f"{k}, "))
+    return max(fits, key=len, default=None)
 
 
 def _result_files(sources: Sequence[Source]) -> tables.Rows:
