@@ -25,7 +25,7 @@ from _barely_trained import barely_trained
 from _common import ROOT, report
 from diffurefill.config import ProbeConfig, RunConfig, Source, load_preset
 from diffurefill.data.documents import open_corpus
-from diffurefill.evaluate.facts.build import NUM_FACTS, build_fact_probe
+from diffurefill.evaluate.facts.build import NUM_FACTS, build_fact_probe, choice_by_frequency
 from diffurefill.evaluate.facts.popqa import read_questions
 from diffurefill.evaluate.facts.probe import FactProbe
 from diffurefill.evaluate.probe_sets import Probes, build_probes
@@ -157,6 +157,7 @@ def measured(places: list[str], *, quick: bool) -> dict[str, Any]:
             "facts": facts.by_relation(),
             "questions": len(questions),
             "left_out": left_out,
+            "choice_by_frequency": choice_by_frequency(facts, questions, first.tokenizer),
         },
     }  # fmt: skip
 

@@ -105,20 +105,23 @@ class ProbeFacts:
     seed: int = 0
 
     def run(self) -> int:
-        from diffurefill.evaluate.facts.build import build_fact_probe
+        from diffurefill.evaluate.facts.build import build_fact_probe, choice_by_frequency
         from diffurefill.evaluate.facts.popqa import read_questions
         from diffurefill.fleet.probing import tokenizer_at
         from diffurefill.runtime import require_writable
 
         require_writable(self.to)
         questions = read_questions(self.questions)
+        tokenizer = tokenizer_at(self.tokenizer)
         probe, left_out = build_fact_probe(
-            questions, tokenizer_at(self.tokenizer), num_facts=self.num_facts, seed=self.seed
+            questions, tokenizer, num_facts=self.num_facts, seed=self.seed
         )
+        by_frequency = choice_by_frequency(probe, questions, tokenizer)
         about = {"source": self.questions.name, "questions": len(questions), "seed": self.seed}
-        probe.save(self.to, {**about, "left_out": left_out})
+        probe.save(self.to, {**about, "left_out": left_out, "choice_by_frequency": by_frequency})
         relations = ", ".join(f"{name} {count}" for name, count in probe.by_relation().items())
         say(f"facts: {relations}")
         say(f"left out: {', '.join(f'{n} {k}' for n, k in left_out.items())}")
+        say(f"choice by the frequency of answers alone: {by_frequency['all']:.1%}, by chance 25%")
         say(f"{len(probe.facts):,} facts in {self.to}, version {probe.digest}")
         return 0

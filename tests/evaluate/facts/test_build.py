@@ -9,7 +9,7 @@ import pytest
 
 from diffurefill.config import UserError
 from diffurefill.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
-from diffurefill.evaluate.facts.build import build_fact_probe
+from diffurefill.evaluate.facts.build import build_fact_probe, choice_by_frequency
 from diffurefill.evaluate.facts.popqa import Question, normalised, read_questions
 from diffurefill.evaluate.facts.probe import FactProbe, load_fact_probe
 
@@ -89,6 +89,21 @@ def test_too_few_wrong_answers_are_taken_from_the_same_type(tokenizer: Tokenizer
     assert probe.by_relation()["capital"] == 3
     assert "color" not in probe.by_relation()
     assert left_out["few_distractors"] == 2
+
+
+def test_frequency_alone_is_chance_only_where_answers_are_equally_common(
+    tokenizer: Tokenizer,
+) -> None:
+    found = choice_by_frequency(build(tokenizer, questions()), questions(), tokenizer)
+    assert found == {"all": 0.25, "occupation": 0.25, "place of birth": 0.25}
+    jobs = [
+        Question("occupation", f"Person {n}", job, (job,))
+        for n, job in enumerate([*["actor"] * 12, *JOBS[1:]])
+    ]
+    skewed = choice_by_frequency(build(tokenizer, jobs), jobs, tokenizer)
+    # Right where it is the answer, wrong where it is beside it, and a guess where it is not.
+    assert 12 / 16 <= skewed["occupation"] <= 12 / 16 + 4 / 16 * 0.25
+    assert skewed["all"] == skewed["occupation"]
 
 
 @pytest.mark.parametrize("num_facts", [0, -1])

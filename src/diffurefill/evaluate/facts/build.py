@@ -81,6 +81,23 @@ def build_fact_probe(
     return FactProbe(chosen, tokenizer.vocabulary_digest), left_out
 
 
+def choice_by_frequency(
+    probe: FactProbe, questions: Iterable[Question], tokenizer: Tokenizer
+) -> dict[str, float]:
+    """Share of right choices by relation, and of `all`, of one who knows how common each answer is
+    among the relation's questions and nothing of the subjects: what knowledge must be above. Where
+    the most common choices are equal, one of them at random."""
+    sentences = [_sentence(tokenizer, question, question.answer) for question in questions]
+    times = Counter((s.question.relation, s.ids[s.start : s.stop]) for s in sentences if s)
+    shares: dict[str, list[float]] = defaultdict(list)
+    for fact in probe.facts:
+        own, *others = (times[fact.relation, ids] for ids in (fact.answer, *fact.distractors))
+        share = 1 / (1 + others.count(own)) if own >= max(others) else 0.0
+        shares[fact.relation].append(share)
+        shares["all"].append(share)
+    return {name: round(sum(found) / len(found), 4) for name, found in sorted(shares.items())}
+
+
 def _unambiguous(questions: Sequence[Question]) -> list[Question]:
     """Without questions that are asked twice: two people of one name have two fathers."""
     times = Counter((q.subject, q.relation) for q in questions)
@@ -140,8 +157,8 @@ def _fact(tokenizer: Tokenizer, gold: _Sentence, pools: Pools, seed: int) -> Fac
 
 
 def _shuffled(pool: Sequence[Question], seed: int, kind: str, subject: str) -> Iterator[Question]:
-    """Every question of the pool with equal chance, so that a frequent answer is as frequent among
-    the wrong ones as among the right ones."""
+    """Every question of the pool with equal chance, so that a frequent answer comes often among the
+    wrong ones too, though once a fact at most (`choice_by_frequency`)."""
     order = philox(seed, "facts", kind, subject).permutation(len(pool))
     return (pool[i] for i in order)
 
