@@ -19,9 +19,10 @@ MODES = {
 
 
 def torchdiff_steps(
-    python: str, config: RunConfig, threads: int
+    python: str, config: RunConfig, threads: int, *, as_it_comes: bool
 ) -> AbstractContextManager[dict[str, Callable[[], float]]]:
-    """Its steps in a process of `python`, which has slm388-torchdiff."""
+    """Its steps in a process of `python`, which has slm388-torchdiff; in fp32 alone, or also with
+    the bf16 autocast that it opens on any device."""
     model = config.model
     shape = {
         **{n: getattr(model, n) for n in ("vocab_size", "width", "layers", "heads", "ffn_width")},
@@ -30,7 +31,8 @@ def torchdiff_steps(
         "threads": threads,
     }
     script = Path(__file__).with_name("_torchdiff_step.py")
-    return steps_of([python, str(script), json.dumps(shape)], MODES)
+    modes = {n: mode for n, mode in MODES.items() if as_it_comes or not mode.endswith("shipped")}
+    return steps_of([python, str(script), json.dumps(shape)], modes)
 
 
 def default_mode_tokens(config: RunConfig) -> dict[str, int]:

@@ -57,6 +57,9 @@ def ratios(shape: dict[str, Any]) -> str:
     own = shape["precision"]
     others = [name for name in shape["in_one_precision"] if name != own]
     found = [f"in {own}, which `auto` takes on this CPU: {one_precision(shape)}"]
+    own_ratio = shape["in_one_precision"][own]
+    if own == "fp32" and own_ratio["vs_torchdiff_default"]:  # as it comes it emulates bf16 there
+        found.append(f"Both in fp32: {beside_torchdiff(own_ratio)}.")
     found += [f"In {name}: {one_precision(shape['in_one_precision'][name])}" for name in others]
     return " ".join(found)
 
@@ -73,12 +76,14 @@ def one_precision(ratio: dict[str, Any]) -> str:
             f"{ratio['compiled_vs_full_head_dllm']:.2f} and "
             f"{ratio['compiled_over_matmul_floor']:.2f} times"
         )
-    default, plain = ratio["vs_torchdiff_default"], ratio["vs_torchdiff_plain"]
-    if default and plain:
-        found += (
-            f"; {default:.2f} and {plain:.2f} times as fast as torchdiff's default and plain step"
-        )
+    if ratio["vs_torchdiff_default"]:
+        found += f"; {beside_torchdiff(ratio)}"
     return found + "."
+
+
+def beside_torchdiff(ratio: dict[str, Any]) -> str:
+    default, plain = ratio["vs_torchdiff_default"], ratio["vs_torchdiff_plain"]
+    return f"{default:.2f} and {plain:.2f} times as fast as torchdiff's default and plain step"
 
 
 def attention_block(facts: dict[str, Any]) -> str:
