@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.gate import CacheQuality, measure_cache
 from diffurefill.decode.generate import generate
 from diffurefill.model.cached import RowCache
-from tests.decode.plain import V, specials
+from diffurefill.model.denoiser import Denoiser
+from tests.decode.plain import PlainRow, V, specials
 from tests.decode.test_refill import model
 from tests.fakes import BigramDenoiser
 
@@ -58,9 +60,31 @@ def test_what_is_kept_of_a_row_does_not_hang_on_the_others(monkeypatch):
         assert together.ids[b, : alone.ids.shape[1]].tolist() == done.ids[0].tolist()
 
 
-def test_more_layers_are_measured_and_refused_above_the_bound():
-    quality = measure_cache(model(3), ragged(), KEPT, specials(), seeds=[1, 2, 3])
+def plain_nll(denoiser: Denoiser, canvas: Canvas, ids: Tensor) -> np.ndarray:
+    """Mean NLL of each row's generated tokens, every fifth of them masked at a time."""
+    found = []
+    for row, fillable, real in zip(ids, canvas.fillable, canvas.doc_ids >= 0, strict=True):
+        allowed = np.asarray(specials().emittable)
+        plain = PlainRow(denoiser, row[real].tolist(), fillable[real].tolist(), allowed, seed=0)
+        plain.regroup(5)
+        found.append(-np.mean(list(plain.confidence.values())))
+    return np.array(found)
+
+
+def test_more_layers_are_measured_by_the_texts_and_refused_above_the_bound():
+    denoiser, canvas = model(3), ragged()
+    exact, kept = (
+        generate(denoiser, canvas, stages, specials(), seeds=[1, 2, 3])
+        for stages in ((DRAFT, REFILL), KEPT)
+    )
+    before, after = (plain_nll(denoiser, canvas, done.ids) for done in (exact, kept))
+    quality = measure_cache(denoiser, canvas, KEPT, specials(), seeds=[1, 2, 3])
     assert 0 < quality.agreement < 1
+    assert quality.nll_exact == pytest.approx(before.mean(), abs=1e-6)
+    assert quality.nll_kept == pytest.approx(after.mean(), abs=1e-6)
+    assert abs(quality.cost) > 1e-3
+    error = (after - before).std(ddof=1) / math.sqrt(3)
+    assert quality.standard_error == pytest.approx(error, abs=1e-6)
     with pytest.raises(UserError, match="cannot be ruled out"):
         quality.check(max_nats=-1e9)
 

@@ -176,6 +176,11 @@ def test_rows_of_different_length_end_on_their_own():
     assert result.row_passes.tolist() == [4, 9]
 
 
+def test_a_row_that_is_done_is_computed_no_more_nor_the_columns_that_it_alone_reaches():
+    canvas = continuation([[5] * 10, [6]], [2, 5], specials(), max_tokens=16)
+    assert decode(canvas, (LEFT_TO_RIGHT,)).num_positions == 2 * (2 * 13) + 3 * (1 * 7)
+
+
 # --- gap, ban and the waived set -----------------------------------------------------------------
 
 

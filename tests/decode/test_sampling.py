@@ -13,6 +13,7 @@ from diffurefill.decode.sampling import (
     Rules,
     beside,
     inverse_cdf,
+    log_p_of,
     sample,
     scaled_logits,
     weights_,
@@ -235,14 +236,25 @@ def test_a_rare_tail_is_reached_by_its_own_share_of_uniforms_only():
     assert inverse_cdf(logits.softmax(1), uniform).tolist() == [0, 1]
 
 
-def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch):
+@pytest.mark.parametrize("elements", [200, 40])  # four rows of logits at a time, less than one
+def test_the_chunks_of_a_large_batch_change_nothing(monkeypatch, elements):
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(37, 50, generator=generator)
     uniform = torch.rand(37, generator=generator, dtype=torch.float64)
-    whole = draw(logits, uniform, 1.3, min_p=0.05)
-    monkeypatch.setitem(sampling.CHUNK_ELEMENTS, "cpu", 200)
-    for a, b in zip(whole[:2], draw(logits, uniform, 1.3, min_p=0.05)[:2], strict=True):
-        assert torch.equal(a, b)
+    neighbours = torch.randint(0, 50, (37, 2), generator=generator)
+    no_eos = torch.rand(37, generator=generator) < 0.5
+
+    def results() -> tuple[torch.Tensor, ...]:
+        drawn = draw(
+            logits, uniform, [0.0, 1.3, 0.7] * 12 + [2.0], neighbours=neighbours, no_eos=no_eos,
+            min_p=0.05, neighbour_ban=3.0, measures=("margin", "entropy"),
+        )  # fmt: skip
+        rules = Rules(torch.tensor([3]), EOS)
+        return *drawn, log_p_of(logits, drawn.tokens, rules, no_eos)
+
+    whole = results()
+    monkeypatch.setitem(sampling.CHUNK_ELEMENTS, "cpu", elements)
+    assert all(map(torch.equal, whole, results()))
 
 
 # --- confidence and what may be written ----------------------------------------------------------

@@ -1,5 +1,9 @@
 """FLOPs by hand, and the peaks they are measured against."""
 
+from functools import partial
+from itertools import count
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diffurefill.config import ModelConfig
+from diffurefill.train import flops
 from diffurefill.train.flops import (
     Flops,
     Peak,
     datasheet_peak,
     device_peak,
+    measured_bandwidth,
     measured_peak,
     six_nd,
     step_flops,
@@ -146,6 +152,32 @@ def test_the_cpu_is_measured() -> None:
     assert peak.flops > 1e8
     assert "measured" in peak.what
     assert "float32" in peak.what
+
+
+def test_the_best_try_in_cpu_seconds_counts_for_every_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tries of 3, 1 and 2 seconds of the CPU's clock, one in each second of the wall clock."""
+
+    def restart() -> None:
+        shown = iter([0.0, 3.0, 3.0, 4.0, 4.0, 6.0])
+        clocks = {"process_time": partial(next, shown), "perf_counter": partial(next, count())}
+        monkeypatch.setattr(flops, "time", SimpleNamespace(**clocks))
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    cpu = torch.device("cpu")
+    restart()
+    assert measured_peak(cpu, torch.float32, seconds=2.5).flops == 4 * 2 * 1024**3
+    restart()
+    assert measured_bandwidth(cpu, seconds=2.5) == 4 * 2**28
+
+
+def test_a_card_without_a_figure_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Peak(1.0, "measured")
+    monkeypatch.setattr(flops, "measured_peak", lambda *_: measured)
+    for name, expected in (("NVIDIA L4", datasheet_peak("NVIDIA L4")), ("Unheard of", measured)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert device_peak(torch.device("cuda"), torch.bfloat16) == expected
 
 
 @pytest.mark.gpu

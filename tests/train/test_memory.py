@@ -151,6 +151,8 @@ def test_micro_batches_divide_the_batch_and_stop_where_more_brings_nothing() -> 
     assert sizes(big(48), "cuda") == [1, 2, 3, 4, 6, 8, 12, 16]
     assert sizes(big(7), "cuda") == [1, 7]
     assert sizes(big(48), "cpu") == [1, 2, 3, 4]
+    long_rows = replace(big(48), data=replace(big().data, row_length=16_384))
+    assert sizes(long_rows, "cpu") == [1]
 
 
 @pytest.mark.usefixtures("linear")
