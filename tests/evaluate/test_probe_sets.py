@@ -19,6 +19,7 @@ from diffurefill.evaluate.probe_sets import (
     packed_probe,
     save_probes,
 )
+from diffurefill.evaluate.probes import draw_masks
 from diffurefill.train.loop import make_tokenizer
 from tests.tiny import tiny_config, write_corpus
 
@@ -69,6 +70,15 @@ def test_the_short_rows_are_starts_of_held_out_documents(
     assert not any(mask[:, 0].any() for mask in short.masks.values())
     assert set(np.unique(short.doc_ids)) <= {-1, 0}
     assert ((short.doc_ids < 0) == (short.ids == tokenizer.pad_id)).all()
+
+
+def test_the_masks_of_a_set_are_drawn_apart_from_those_of_the_held_out_rows(
+    config: RunConfig, corpus: Corpus, tokenizer: Tokenizer
+) -> None:
+    probes, bos_id = build_probes(config, corpus, tokenizer), tokenizer.bos_id
+    for name, probe in probes.items():
+        shared = draw_masks(probe.ids, probe.doc_ids, config.probe, seed=config.seed, bos_id=bos_id)
+        assert (shared.digest == probe.digest) == (name == HELD_OUT)
 
 
 def test_rows_no_longer_than_the_short_length_have_no_short_set(

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.evaluate.likelihood.passes import Reader
+from diffurefill.evaluate.likelihood.passes import Reader, sureness_of
 from diffurefill.evaluate.likelihood.plans import (
     elbo,
     fixed_order,
@@ -40,6 +40,20 @@ def reader(denoiser: object, **more) -> Reader:
 
 def text(tokens, context=CONTEXT):
     return lay_out(context, tokens, bos_id=BOS, max_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("confidence", [math.log(0.5), math.log(0.6)]),
+        ("margin", [0.5 - 0.5, 0.6 - 0.2]),
+        ("entropy", [math.log(0.5), 0.6 * math.log(0.6) + 0.4 * math.log(0.2)]),
+    ],
+)
+def test_how_sure_a_model_is_by_each_measure(kind, expected) -> None:
+    """By entropy the first is surer, by the others the second."""
+    logits = torch.tensor([[0.5, 0.5, 0.0], [0.6, 0.2, 0.2]]).log() + 7.0
+    assert sureness_of(logits, kind).tolist() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("tokens", [(4,), (6, 5), (5, 4, 6), (4, 4, 5)])

@@ -45,6 +45,15 @@ def test_it_is_the_chain_with_frozen_states(right_masks: int) -> None:
     assert max(off) > 0.1, "this model does not tell frozen states from new ones"
 
 
+def test_rows_and_tokens_are_asked_for_as_by_the_chain_and_trees_are_read() -> None:
+    model, pairs = sharp_transformer(WIDE, layers=1), some_pairs(np.random.default_rng(5), WIDE)
+    reader = Reader(model, MASK, WIDE, CPU)
+    list(read_trees(reader, laid_out(pairs), 2))
+    assert reader.cost.rows_read == len(plant(laid_out(pairs), MASK, 2))
+    ours, exact = reader.cost, score(scoring(model, WIDE), pairs, Scorer(right_masks=2)).cost
+    assert (ours.rows_asked, ours.tokens_asked) == (exact.rows_asked, exact.tokens_asked)
+
+
 def test_the_first_token_is_exact_and_so_is_every_one_of_a_single_layer() -> None:
     """With one layer keys and values hang on a token alone: frozen or new, they are the same."""
     pairs = some_pairs(np.random.default_rng(1), WIDE)
