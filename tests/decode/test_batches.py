@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffurefill.config import DRAFT, REFILL
+from diffurefill.config import DRAFT, REFILL, Stage
 from diffurefill.decode import batches
 from diffurefill.decode.batches import buckets, in_buckets
 from diffurefill.decode.canvas import Canvas, infill
@@ -101,3 +101,20 @@ def test_short_rows_do_not_pay_for_long_ones():
     found, whole = decoded(canvas, (DRAFT, REFILL), list(range(6)))
     assert torch.equal(found.ids, whole.ids)
     assert found.num_positions < 0.55 * whole.num_positions
+
+
+def test_a_batch_holds_no_more_logits_than_it_may_and_calls_add_up(monkeypatch):
+    monkeypatch.setattr(batches, "MAX_LOGITS", 2 * 10 * V)
+    canvas = infill([[[5], 8]] * 5, specials(), max_tokens=64)  # rows of 10 positions with BOS
+    num_rows = []
+
+    def fill(some: Canvas, rows: list[int]) -> Generation:
+        num_rows.append(len(rows))
+        return generate(
+            BigramDenoiser(V), some, [Stage(num_passes=3)], specials(), seeds=[0] * len(rows)
+        )
+
+    done = in_buckets(canvas, fill, device=CPU, vocab_size=V)
+    assert sorted(num_rows) == [1, 2, 2]
+    assert done.num_forward_passes == 3 * 3
+    assert done.num_positions == 3 * 5 * 10
