@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diffurefill.config import DRAFT, REFILL, RunConfig, Stage, UserError, load_preset, preset_names
+from diffurefill.config import DRAFT, REFILL, Stage, UserError, load_preset, preset_names
 from diffurefill.decode.canvas import Canvas, Specials, continuation, infill
 from diffurefill.decode.generate import Generation, Pass, cut_at_eos, generate
 from tests.decode.plain import V, plain_generate, specials
@@ -98,7 +98,7 @@ def test_the_oracle_is_written_out_by_every_preset():
     text = torch.arange(20) % 15 + 4
     canvas = continuation([text[1:4].tolist()], 16, specials(), max_tokens=20)
     for name in preset_names():
-        how = load_preset(name, RunConfig()).decode
+        how = load_preset(name).decode
         result = generate(
             OracleDenoiser(text, V), canvas, how.stages, specials(),
             seeds=[1], block_length=how.block_length,

@@ -63,12 +63,12 @@ def preset_names() -> list[str]:
     return sorted(f.name.removesuffix(".toml") for f in files.iterdir() if f.name.endswith(".toml"))
 
 
-def load_preset(name: str, base: RunConfig | None = None) -> RunConfig:
+def load_preset(name: str) -> RunConfig:
     """The shipped preset `name`; `decode-*` presets hold only a [decode] section."""
     if name not in preset_names():
         raise UserError(f"no preset {name!r}; there are {', '.join(preset_names())}")
     text = (resources.files("diffurefill") / "presets" / f"{name}.toml").read_text("utf-8")
-    return loads(text, base or RunConfig(), where=f"preset {name}")
+    return loads(text, RunConfig(), where=f"preset {name}")
 
 
 def load_file(path: str | Path, base: RunConfig) -> RunConfig:
