@@ -4,6 +4,8 @@ import dataclasses
 import math
 import re
 import typing
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,14 +15,17 @@ from hypothesis import strategies as st
 from diffurefill import config as configs
 from diffurefill.config import (
     DataConfig,
+    DecodeConfig,
     FleetConfig,
     ModelConfig,
+    ObjectiveConfig,
     OptimConfig,
     Phase,
     ProbeConfig,
     RunConfig,
     Source,
     Stage,
+    TrainConfig,
     UserError,
 )
 
@@ -210,6 +215,69 @@ def test_a_number_that_means_nothing_is_refused(section: type, field: str, bad: 
     name = {FleetConfig: "fleet", Stage: "stage"}.get(section, field)
     for value in bad:
         with pytest.raises(UserError, match=name):
+            section(**{field: value})
+
+
+REFILLS, BOUNDED = {"remask_fraction": 0.2}, {"quota": "threshold"}
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "good", "bad"),
+    [
+        (DataConfig, "held_out_fraction", (0.001, 0.499), (0.0, 0.5)),
+        (DataConfig, "row_length", (8,), (7,)),
+        (DataConfig, "open_rows", (1,), (0,)),
+        (DataConfig, "num_slots", (1,), (0,)),
+        (DataConfig, "short_rows", (0.0, 1.0), (-0.1, 1.1)),
+        (DataConfig, "span_rows", (0.0, 1.0), (-0.1, 1.1)),
+        (DataConfig, "phrase_tokens", (0,), (-1,)),
+        (ObjectiveConfig, "t_min", (0.0, 0.999), (-0.1, 1.0)),
+        (ObjectiveConfig, "prefix_rows", (0.0, 1.0), (-0.1, 1.1)),
+        (ObjectiveConfig, "self_repair", (0.0, 1.0), (-0.1, 1.1)),
+        (ObjectiveConfig, "self_repair_rate", ((1.0, 1.0),), ((0.0, 1.0), (0.5, 0.4), (0.5, 1.1))),
+        (TrainConfig, "batch_rows", (1,), (0,)),
+        (TrainConfig, "micro_batch_rows", (0,), (-1,)),
+        (TrainConfig, "activation_budget", (0.001, 1.0), (0.0, 1.1)),
+        (TrainConfig, "log_every_steps", (1,), (0,)),
+        (ModelConfig, "layers", (1,), (0,)),
+        (ProbeConfig, "num_rows", (1,), (0,)),
+        (ProbeConfig, "mask_rates", ((0.001, 0.999),), ((0.5, 0.0), (1.0, 0.5))),
+        (ProbeConfig, "decoding_mask_rate", (0.001, 0.999), (0.0, 1.0)),
+        (ProbeConfig, "short_length", (2,), (1,)),
+        (FleetConfig, "local_steps", (1,), (0,)),
+        (FleetConfig, "min_partial_steps", (1,), (0,)),
+        (FleetConfig, "min_fresh", (1,), (0,)),
+        (FleetConfig, "ema_decay", (0.0, 0.999), (-0.1, 1.0)),
+        (FleetConfig, "training_poll_seconds", (0.001,), (0.0,)),
+        (FleetConfig, "log_seconds", (0.001,), (0.0,)),
+        (FleetConfig, "lease_seconds", (0.001,), (0.0,)),
+        (FleetConfig, "grace_seconds", (0.0,), (-0.1,)),
+        (FleetConfig, "min_cosine", (-1, 1), (-1.1, 1.1)),
+        (FleetConfig, "snapshot_keep", (1,), (0,)),
+        (FleetConfig, "max_staleness", (0,), (-1,)),
+        (FleetConfig, "guard_rows", (0,), (-1,)),
+        (FleetConfig, "snapshot_every", (0,), (-1,)),
+        (FleetConfig, "compact_every", (0,), (-1,)),
+        (FleetConfig, "commits_per_hour", (0,), (-1,)),
+        (partial(FleetConfig, outer_step="nesterov"), "outer_momentum", (0, 0.999), (-0.1, 1.0)),
+        (Stage, "num_passes", (1,), (-1,)),
+        (Stage, "remask_fraction", (0.0, 1.0), (-0.1, 1.1)),
+        (Stage, "min_p", (0.0, 0.999), (-0.1, 1.0)),
+        (Stage, "commit_gap", (1,), (0,)),
+        (Stage, "refresh_every", (1,), (0,)),
+        (partial(Stage, **REFILLS), "groups", (2,), (1,)),
+        (partial(Stage, **REFILLS), "sure_above", (0.001, 1), (0, 1.1)),
+        (partial(Stage, **BOUNDED), "bound", (0, 0.999), (-0.1, 1.0)),
+        (DecodeConfig, "block_length", (0,), (-1,)),
+    ],
+)
+def test_a_bound_takes_its_edge_and_nothing_beyond(
+    section: Callable, field: str, good: tuple, bad: tuple
+) -> None:
+    for value in good:
+        section(**{field: value})
+    for value in bad:
+        with pytest.raises(UserError):
             section(**{field: value})
 
 

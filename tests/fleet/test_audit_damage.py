@@ -7,8 +7,8 @@ import pytest
 
 from diffurefill.fleet import records
 from diffurefill.fleet.audit import audit_run
-from diffurefill.fleet.records import Inspection, Rejected, Saved, State
-from diffurefill.store.base import MAIN
+from diffurefill.fleet.records import Inspection, Measured, Rejected, Saved, State
+from diffurefill.store.base import MAIN, Ref
 from tests.fleet.damage import (
     audit,
     damage,
@@ -127,6 +127,35 @@ def test_i5_a_rollback_that_smuggles_weights_in(fleet: FakeFleet) -> None:
     other = put_weights(fleet, smuggled=1)
     forge(fleet, 5, lambda s: replace(s, global_weights=other))
     assert violated(fleet) == {"I5"}
+
+
+@pytest.mark.parametrize(
+    ("change", "invariant"),
+    [
+        ({"accepted": True}, "I5"),
+        ({"measured": (Measured(norm=1.0, cosine=1.0),)}, "I5"),
+        (
+            {"rejected": (Rejected(worker=1, incarnation="a", seq=9, base_gen=4, reason="norm"),)},
+            "I5",
+        ),
+        ({"recent": (Saved(4, Ref("0" * 64, 1)),)}, "I5"),
+        ({"update": Ref("0" * 64, 1)}, "I5"),
+        ({"momentum": Saved(5, Ref("0" * 64, 1))}, "I5"),
+        ({"step": 16}, "I12"),
+        ({"cursors": {}}, "I11"),
+        ({"tokens": 320}, "I16"),
+    ],
+)
+def test_a_rollback_that_is_more_than_its_target(
+    fleet: FakeFleet, change: dict[str, object], invariant: str
+) -> None:
+    for name in ("merger", "w0", "w1"):
+        fleet.kill(name)
+    roll_back(fleet, 2)
+    if "accepted" in change:
+        change = {"accepted": fleet.states()[2].accepted[:1]}
+    forge(fleet, 5, lambda s: replace(s, **change))
+    assert invariant in violated(fleet)
 
 
 def test_i6_an_average_that_is_not_the_one_the_state_names(fleet: FakeFleet) -> None:
