@@ -123,8 +123,19 @@ def test_varlen_needs_a_torch_that_has_it(monkeypatch):
     monkeypatch.setattr(backends, "has_varlen", lambda: True)
     assert why_not("varlen", A100, shape) is None
     monkeypatch.setattr(backends, "has_varlen", lambda: False)
-    with pytest.raises(UserError, match=r"varlen attention needs torch 2.10.*ask for flex"):
+    with pytest.raises(UserError, match=r"varlen attention needs torch 2.11.*ask for flex"):
         check_backend("varlen", A100, shape, training=True)
+
+
+def test_the_varlen_of_torch_2_10_takes_other_arguments(monkeypatch):
+    def of_2_10(q, k, v, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+        raise AssertionError("never called")
+
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    backends.has_varlen.cache_clear()
+    monkeypatch.setattr(varlen, "varlen_attn", of_2_10)
+    assert not backends.has_varlen()
+    backends.has_varlen.cache_clear()
 
 
 @pytest.mark.parametrize("backend", ["flex", "varlen"])
@@ -206,10 +217,11 @@ def test_a_backend_that_cannot_take_the_documents_is_left_out():
     assert "several pieces" in choice.refused["loop"]
 
 
-def test_a_kernel_that_fails_is_not_the_fastest(monkeypatch):
+@pytest.mark.parametrize("kind", [RuntimeError, ImportError, TypeError])
+def test_a_kernel_that_fails_is_not_the_fastest(kind, monkeypatch):
     def failing(q, k, v, segments):
         if isinstance(segments.mask, Ranges):
-            raise RuntimeError("out of resource: shared memory\nand a long trace")
+            raise kind("out of resource: shared memory\nand a long trace")
         return attention(q, k, v, segments)
 
     monkeypatch.setattr(fastest, "attention", failing)

@@ -123,6 +123,6 @@ def _varlen(q: Tensor, k: Tensor, v: Tensor, packed: Packed, causal: bool) -> Te
 
 
 def _varlen_attn() -> Callable[..., Any]:
-    from torch.nn.attention.varlen import varlen_attn  # torch 2.10; `why_not` looks for it
+    from torch.nn.attention.varlen import varlen_attn  # torch 2.11; `why_not` looks for it
 
     return varlen_attn

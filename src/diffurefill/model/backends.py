@@ -4,13 +4,15 @@
 |----------|----------------------------------------------|-------------------------------------|
 | `loop`   | CPU; documents in one piece                  | CPU, where it saves work            |
 | `flex`   | CUDA from sm_80 on (CPU: forward only, slow) | training on CUDA from sm_80 on      |
-| `varlen` | CUDA from sm_80 on, 16-bit, torch >= 2.10    | where `fastest_backend` measures it |
+| `varlen` | CUDA from sm_80 on, 16-bit, torch >= 2.11    | where `fastest_backend` measures it |
 | `sdpa`   | everywhere                                   | the rest: T4, scoring, decoding     |
 """
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import inspect
 from typing import NamedTuple
 
 import torch
@@ -122,7 +124,7 @@ def _why_not_varlen(hardware: Hardware, shape: Shape) -> str | None:
         other = "loop" if hardware.type == "cpu" else "sdpa"
         return f"varlen attention needs CUDA from sm_80 on, not {_name(hardware)}: ask for {other}"
     if not has_varlen():
-        return f"varlen attention needs torch 2.10, this is {torch.__version__}: ask for flex"
+        return f"varlen attention needs torch 2.11, this is {torch.__version__}: ask for flex"
     if shape.head_dim % 8 or shape.head_dim > 256:
         return (
             "varlen attention takes head dims up to 256 that 8 divides, "
@@ -142,8 +144,14 @@ def check_backend(backend: Backend, hardware: Hardware, shape: Shape, *, trainin
         raise UserError(reason)
 
 
+@functools.cache
 def has_varlen() -> bool:
-    return importlib.util.find_spec("torch.nn.attention.varlen") is not None
+    """Whether torch has `varlen_attn` with the arguments that we give: that of 2.10 has others."""
+    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return False
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "window_size" in inspect.signature(varlen_attn).parameters
 
 
 def _name(hardware: Hardware) -> str:

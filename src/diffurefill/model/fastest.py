@@ -65,8 +65,9 @@ def fastest_backend(
             try:
                 calls[backend] = _call(backend, inputs, doc_ids, causal, training)
                 continue
-            # A kernel may fail on a card nobody has tried it on: then it is not the fastest.
-            except (RuntimeError, UserError) as error:
+            # A kernel, or the compiler before it, may fail in any way on a card nobody has tried it
+            # on: then it is not the fastest.
+            except Exception as error:
                 reason = str(error).strip().partition("\n")[0] or type(error).__name__
         refused[backend] = reason
     if not calls:
