@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
 
@@ -13,6 +14,7 @@ from diffurefill.cli import main
 from diffurefill.config import DRAFT, REFILL, ModelConfig, UserError
 from diffurefill.decode.canvas import Canvas, continuation
 from diffurefill.decode.generate import generate
+from diffurefill.model import attention as attention_room
 from diffurefill.model import backends, compiling
 from diffurefill.model.compiling import (
     CACHE_VARIABLE,
@@ -84,6 +86,32 @@ def test_ragged_documents_compile_nothing_after_the_first_step(
         with torch.no_grad():
             model(*batch(seed))  # scoring is eager unless asked for
     assert counters["stats"]["unique_graphs"] == after_one
+
+
+def plain_varlen(q, k, v, starts, _, longest, __, *, window_size):
+    """torch's `varlen_attn` in plain code that a tracer can follow; not causal."""
+    documents = torch.searchsorted(starts, torch.arange(len(q), dtype=torch.int32), right=True)
+    mask = documents[:, None] == documents
+    parts = (x.transpose(0, 1)[None] for x in (q, k, v))
+    return F.scaled_dot_product_attention(*parts, attn_mask=mask)[0].transpose(0, 1)
+
+
+@pytest.mark.usefixtures("cache")
+def test_any_number_of_documents_has_one_graph_with_varlen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention_room, "check_backend", lambda *_, **__: None)
+    monkeypatch.setattr(attention_room, "_varlen_attn", lambda: plain_varlen)
+    model, eager = build(), build()
+    model.attention_backend = "varlen"
+    compile_blocks(model, backend="eager")
+    ids = torch.randint(64, (B, T), generator=torch.Generator().manual_seed(0))
+    for num_short in (1, 10, 28, 20, 5):
+        row = torch.arange(T).sub(T - num_short - 1).clamp(min=0).int()
+        at = torch.rand(B, T, generator=torch.Generator().manual_seed(num_short)) < 0.5
+        found = model(ids, row.repeat(B, 1), at)
+        torch.testing.assert_close(found, eager(ids, row.repeat(B, 1), at), rtol=0, atol=1e-5)
+        assert counters["stats"]["unique_graphs"] == 2  # a block, and the last block
 
 
 @pytest.mark.slow

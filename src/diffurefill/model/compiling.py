@@ -19,7 +19,7 @@ from torch import Tensor
 from diffurefill.config import UserError
 from diffurefill.model.backends import hardware_of
 from diffurefill.model.denoiser import EAGER, BlockCalls, Denoiser, call_block, call_last_block
-from diffurefill.model.segments import Ranges, Segments
+from diffurefill.model.segments import Packed, Ranges, Segments
 
 Choice = Literal["auto", "on", "off"]
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
@@ -148,6 +148,10 @@ def code_folder() -> Path:
 
 
 def _leave_open(segments: Segments) -> None:
+    tables: tuple[Tensor, ...] = ()
     if isinstance(segments.mask, Ranges):
-        for table in segments.mask:
-            torch._dynamo.maybe_mark_dynamic(table, 0)
+        tables = segments.mask
+    elif isinstance(segments.mask, Packed):
+        tables = (segments.mask.cu_seqlens,)
+    for table in tables:
+        torch._dynamo.maybe_mark_dynamic(table, 0)

@@ -69,7 +69,7 @@ class Packed(NamedTuple):
     cu_seqlens: Tensor
     """(N + 1,) int32 on the device: where each document starts; the total, repeated, at the end."""
     max_length: int
-    """At least the longest document; a power of two or T, so that compiled graphs are few."""
+    """At least the longest document; T, half of it or a quarter: compiled graphs are few."""
     is_pad: Tensor | None
     """(B, T) bool; None where there is no PAD."""
 
@@ -201,7 +201,7 @@ def _packed(documents: Documents, device: torch.device) -> Packed:
         pads = torch.from_numpy(flat.reshape(B, T)).to(device, non_blocking=True)
     return Packed(
         torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True),
-        min(T, 1 << (longest - 1).bit_length()),
+        next(bound for bound in (-(-T // 4), -(-T // 2), T) if bound >= longest),
         pads,
     )
 
