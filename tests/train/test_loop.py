@@ -79,6 +79,29 @@ def test_time_between_steps_does_not_count(monkeypatch: pytest.MonkeyPatch) -> N
     assert clock.take() == 5.0
 
 
+def test_on_a_gpu_a_step_that_never_ended_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 10.0, 12.0])
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self, stream: object) -> None:
+            self.at = next(now)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return 1000.0 * (end.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    for name in ("current_stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, lambda device: None)
+    clock = StepClock(torch.device("cuda"))
+    clock.begin()  # and an error, or a hand on the keyboard
+    clock.begin()
+    clock.end()
+    assert clock.take() == 2.0
+
+
 def test_no_steps_have_no_flops() -> None:
     assert exact_flops_per_token(RunConfig(), Work()) == 0.0
 

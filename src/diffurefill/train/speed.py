@@ -111,31 +111,34 @@ class StepClock:
     device: torch.device
     _seconds: float = 0.0
     _began: float = 0.0
-    _events: list[torch.cuda.Event] = field(default_factory=list)
+    _begin: torch.cuda.Event | None = None
+    _steps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = field(default_factory=list)
 
     def begin(self) -> None:
-        self._began = time.perf_counter()
-        self._mark()
+        """A step that was begun and never ended is forgotten."""
+        self._began, self._begin = time.perf_counter(), self._mark()
 
     def end(self) -> None:
         self._seconds += time.perf_counter() - self._began
-        self._mark()
+        end = self._mark()
+        if self._begin is not None and end is not None:
+            self._steps.append((self._begin, end))
 
     def take(self) -> float:
         """Seconds since the last call. Waits for the device."""
         wait_for(self.device)
         seconds = self._seconds
-        if self._events:
-            pairs = zip(self._events[::2], self._events[1::2], strict=True)
-            seconds = sum(begin.elapsed_time(end) for begin, end in pairs) / 1000.0
-        self._seconds, self._events = 0.0, []
+        if self._steps:
+            seconds = sum(begin.elapsed_time(end) for begin, end in self._steps) / 1000.0
+        self._seconds, self._steps = 0.0, []
         return seconds
 
-    def _mark(self) -> None:
-        if self.device.type == "cuda":
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(torch.cuda.current_stream(self.device))
-            self._events.append(event)
+    def _mark(self) -> torch.cuda.Event | None:
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
 
 
 __all__ = [
