@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from diffurefill.config import ModelConfig, ProbeConfig, UserError
 from diffurefill.decode.canvas import Specials
+from diffurefill.evaluate import probes
 from diffurefill.evaluate.probes import (
     Probe,
     decoding_accuracy,
@@ -70,6 +71,19 @@ def test_the_score_does_not_depend_on_the_batch_size(probe: Probe) -> None:
     model = small_model()
     scores = [ce(model, probe, batch_rows) for batch_rows in (1, 4, 16)]
     assert scores == pytest.approx([scores[0]] * 3, abs=1e-5)
+
+
+def test_a_large_vocabulary_is_scored_few_rows_at_a_time(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    denoiser, rows = small_model(), []
+    denoiser.register_forward_pre_hook(lambda _, given: rows.append(len(given[0])))
+    whole = ce(denoiser, probe)
+    monkeypatch.setattr(probes, "MAX_LOGITS", 4 * T * V)
+    assert ce(denoiser, probe) == pytest.approx(whole, abs=1e-5)
+    monkeypatch.setattr(probes, "MAX_LOGITS", 1)
+    ce(denoiser, probe)
+    assert rows == [R] * 3 + [4, 2] * 3 + [1] * R * 3
 
 
 def test_the_score_repeats_bit_for_bit(probe: Probe) -> None:

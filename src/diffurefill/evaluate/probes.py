@@ -26,6 +26,9 @@ Denoiser = Callable[..., Tensor]
 
 IDS, SEGMENTS, DECODING = "ids", "doc_ids", "decoding"
 """Names of a probe's arrays; the masks are named by their rates."""
+MAX_LOGITS = 1 << 28
+"""Of a batch, were all its positions asked for: 1 GiB in float32. A probe is scored beside the
+weights, gradients and moments of a run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,12 +156,16 @@ class HeldOut:
 def held_out_ce(
     denoiser: Denoiser, probe: Probe, *, mask_id: int, device: torch.device, batch_rows: int = 16
 ) -> HeldOut:
-    """CE of the original tokens at each stored mask. Does not depend on `batch_rows`.
+    """CE of the original tokens at each stored mask. Does not depend on `batch_rows`, which are
+    fewer where their logits would be too many.
 
     The autoregressive twin is asked for the same tokens, each from all that stand to its left in
     the document; a document's first token, from which nothing is left of it, is not counted.
     """
     by_rate, rows = {}, {}
+    if isinstance(denoiser, model.Denoiser):
+        logits_of_row = probe.ids.shape[1] * denoiser.config.vocab_size
+        batch_rows = max(1, min(batch_rows, MAX_LOGITS // logits_of_row))
     for rate, mask in probe.masks.items():
         per_row = []
         for first in range(0, len(probe.ids), batch_rows):
