@@ -16,7 +16,6 @@ from tyro.conf import Positional
 
 from diffurefill.commands.common import progress, say
 from diffurefill.config import UserError
-from diffurefill.runtime import without_folders
 
 if TYPE_CHECKING:
     from diffurefill.evaluate.likelihood.scorer import Scorer
@@ -124,6 +123,8 @@ def evaluate(options: Evaluate) -> dict[str, Any]:
 
 def command_line(options: Evaluate) -> str:
     """The command that `options` come from, without the folders of this machine."""
+    from diffurefill.runtime import without_folders
+
     words = ["diffurefill evaluate", *map(without_folders, options.models)]
     for field in dataclasses.fields(options):
         value = getattr(options, field.name)
@@ -209,6 +210,8 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 def short_names(models: Sequence[str]) -> list[str]:
     """Names without the folders they lie in; numbered where two are the same."""
+    from diffurefill.runtime import without_folders
+
     names = [without_folders(model) for model in models]
     return [
         f"{name} ({names[:i].count(name) + 1})" if names.count(name) > 1 else name

@@ -7,6 +7,9 @@ from typing import Literal
 
 from diffurefill.config.checks import require, require_not_negative, require_positive
 
+Codec = Literal["fp32-delta", "bf16-delta", "int8-delta", "int4-delta"]
+Downlink = Literal["full", "update"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
@@ -41,9 +44,9 @@ class FleetConfig:
     guard_rows: int = 64
     """Held-out rows on which the merger scores a new global before it publishes it; 0: no guard."""
 
-    codec: Literal["fp32-delta", "bf16-delta", "int8-delta", "int4-delta"] = "fp32-delta"
+    codec: Codec = "fp32-delta"
     """How contributions travel; int4-delta is an experiment."""
-    downlink: Literal["full", "update"] = "full"
+    downlink: Downlink = "full"
     """`update`: a new global is announced as an int8 step; the whole file follows later."""
     outer_step: Literal["replacement", "sgd", "nesterov", "orthogonal"] = "replacement"
     outer_lr: float = 1.0

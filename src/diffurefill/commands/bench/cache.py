@@ -6,7 +6,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 from tyro.conf import Positional
 
 from diffurefill.commands.common import progress, say
@@ -89,6 +88,8 @@ class BenchCache:
 
 def _canvas(model: LoadedModel, num_rows: int, prompt_tokens: int, num_tokens: int) -> Canvas:
     """The first document's first tokens of held-out rows, and what is to be written behind them."""
+    import numpy as np
+
     from diffurefill.decode.canvas import continuation
 
     special, rows = model.specials, model.probe.head(num_rows)

@@ -19,6 +19,7 @@ from typing import Literal
 
 from diffurefill import config as configs
 from diffurefill.config import FleetConfig, RunConfig
+from diffurefill.config.fleet import Codec, Downlink
 from diffurefill.fleet import records
 from diffurefill.fleet.merger import Merger
 from diffurefill.fleet.records import State
@@ -43,8 +44,6 @@ from diffurefill.store.base import MAIN, Change, dump_json
 
 HOUR = 3600.0
 MB = 1e6
-Codec = Literal["fp32-delta", "bf16-delta", "int8-delta", "int4-delta"]
-Downlink = Literal["full", "update"]
 
 
 @dataclass(frozen=True, kw_only=True)

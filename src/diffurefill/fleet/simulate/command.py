@@ -8,10 +8,13 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from diffurefill.config import FleetConfig, UserError
-from diffurefill.fleet.simulate import campaign, report
-from diffurefill.fleet.simulate.capacity import Codec, Downlink, Setting
+from diffurefill.config.fleet import Codec, Downlink
+
+if TYPE_CHECKING:
+    from diffurefill.fleet.simulate.capacity import Setting
 
 SECONDS = {"s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BYTES = {"B": 1.0, "kB": 1e3, "KB": 1e3, "MB": 1e6, "GB": 1e9}
@@ -88,6 +91,9 @@ class Simulate:
     """With --replay: the kind of faults, where the seed was not run with its own."""
 
     def run(self) -> int:
+        # Not before somebody simulates: the command table is read for every command's help.
+        from diffurefill.fleet.simulate import campaign, report
+
         if self.replay is not None:
             return 1 if campaign.replay(self.replay, self.profile) else 0
         setting = self.setting()
@@ -101,6 +107,8 @@ class Simulate:
 
     def setting(self) -> Setting:
         """Raises UserError that names the option that makes no sense."""
+        from diffurefill.fleet.simulate.capacity import Setting
+
         at_least_one: tuple[tuple[str, float], ...] = (
             ("workers", self.workers),
             ("local-steps", self.local_steps),

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args
 
-from diffurefill.fleet.simulate.capacity import MB, Codec, Figures, Setting, simulate
+from diffurefill.config.fleet import Codec
+from diffurefill.fleet.simulate.capacity import MB, Figures, Setting, simulate
 
 COMMITS_PER_HOUR = 128
 """What a model repository took when this was written; seen in an error message, not documented."""
