@@ -62,9 +62,20 @@ def evaluate_block(facts: dict[str, Any]) -> str:
     intro = (
         f"`{facts['command']}` (results/evaluate.json), {facts['limit']} evenly spaced items of "
         f"each task, zero-shot, in percent with half the width of the 95% interval. Splits: "
-        f"{splits}."
+        f"{splits}. {_how_scored(facts['models'])}"
     )
     return "\n".join([fill(intro, WIDTH), "", *lines, "", fill(_beside(facts), WIDTH)])
+
+
+def _how_scored(models: list[dict[str, Any]]) -> str:
+    """What the name of the scorer does not tell: MASKs behind, and contexts that were cut."""
+    ours = [model for model in models if model.get("scorer")]
+    masks = " and ".join(map(str, sorted({model["scorer"]["right_masks"] for model in ours})))
+    cut = ", ".join(
+        f"{model['num_truncated']} of {model['name']} (to {model['max_tokens']} tokens)"
+        for model in ours
+    )
+    return f"MASKs behind a continuation: {masks}. Contexts cut from the left: {cut}."
 
 
 def _accuracy(result: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,7 +12,7 @@ import torch
 pytest.importorskip("lm_eval", reason="needs the eval extra: pip install 'diffurefill[eval]'")
 
 from diffurefill.cli import main, parse
-from diffurefill.commands.evaluate import LmEval, Method, short_names
+from diffurefill.commands.evaluate import Evaluate, LmEval, Method, short_names
 from diffurefill.commands.scored_models import Reading, open_lm
 from diffurefill.config import UserError
 from diffurefill.evaluate.likelihood.scorer import Method as ScorerMethod
@@ -62,8 +63,8 @@ def test_every_scorer_runs_and_says_which_it_was(folder: Path) -> None:
              str(folder), "--scorer", scorer, "--samples", "4", "--out", str(out)]
         ) == 0  # fmt: skip
         reports[scorer] = json.loads(out.read_text())["models"][0]
-        said = f"{scorer}, 4 samples" if scorer == "elbo" else scorer
-        assert reports[scorer]["scored_by"] == said
+        samples = ", 4 samples" if scorer == "elbo" else ""
+        assert reports[scorer]["scored_by"] == f"{scorer}, 8 MASKs behind{samples}"
     assert len({json.dumps(report["tasks"]["lambada_openai"]) for report in reports.values()}) == 3
 
 
@@ -76,7 +77,7 @@ def test_a_screen_marks_what_is_approximate_in_the_results(
     shown = capsys.readouterr().out
     record = json.loads(out.read_text())
     (model,) = record["models"]
-    assert model["scored_by"] == "chain, two_stream screen"
+    assert model["scored_by"] == "chain, two_stream screen, 8 MASKs behind"
     assert (model["scorer"]["screen"], model["scorer"]["rescore"]) == ("two_stream", 0.5)
     assert "--screen two_stream --rescore 0.5" in record["command"]
     for name, result in model["tasks"].items():
@@ -91,6 +92,17 @@ def test_a_screen_marks_what_is_approximate_in_the_results(
     assert tasks["lambada_openai"]["num_approximate"] == 0, "it has one choice: nothing to rank"
     total = sum(result["num_approximate"] for result in tasks.values())
     assert f"{total} of {6 * (6 * 4 + 2 * 2 + 1)} log-likelihoods" in shown
+
+
+def test_a_twin_is_scored_on_any_task_whatever_the_denoiser_s_defaults(folder: Path) -> None:
+    config = tiny_config(folder / "corpus.jsonl")
+    config = replace(config, model=replace(config.model, causal=True))
+    train_alone(folder / "twin", config, 8, lambda line: None)
+    out = folder / "twin.json"
+    command = ["evaluate", str(folder / "twin"), str(folder / "model"), "--tasks", "piqa"]
+    assert main([*command, "--data-dir", str(folder), "--out", str(out)]) == 0
+    twin, model = json.loads(out.read_text())["models"]
+    assert (twin["scored_by"], model["scored_by"]) == ("autoregressive", "chain, 8 MASKs behind")
 
 
 def expect_mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -166,6 +178,8 @@ def test_the_harness_makes_our_model_from_its_arguments(folder: Path) -> None:
         f"{where},scorer=elbo,samples=4,max_length=30", {"device": "cuda:0", "batch_size": 1}
     )
     assert (lm.scorer.method, lm.scorer.samples, lm.max_length) == ("elbo", 4, 30)
+    assert lm.scorer.right_masks == Evaluate(models=()).right_masks == 8
+    assert build(f"{where},right_masks=0", {}).scorer.right_masks == 0
     assert lm.device.type in ("cpu", "cuda")
     with pytest.raises(UserError, match="pretrained=FOLDER"):
         build("scorer=elbo")

@@ -20,6 +20,11 @@ from diffurefill.config import UserError
 if TYPE_CHECKING:
     from diffurefill.evaluate.likelihood.scorer import Scorer
 
+RIGHT_MASKS = 8
+"""Room for a sentence's end and EOS behind a continuation. A model trained on whole documents knows
+that its row ends with EOS: with no room the last token is scored against it, and a greedy flag
+(LAMBADA) is never true."""
+
 Method = Literal["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
 
 
@@ -41,8 +46,9 @@ class Evaluate:
     """chain: exact, left to right. right_to_left, confidence, margin, entropy: exact for the
     sampler of that order. elbo: a Monte Carlo bound."""
     tokens_per_pass: int = 1
-    right_masks: int = 0
-    """MASKs behind the continuation."""
+    right_masks: int = RIGHT_MASKS
+    """MASKs behind the continuation: room for the text to go on. 0: it ends with its last token,
+    where a model trained on whole documents expects EOS."""
     samples: int = 32
     """Masks of an elbo estimate."""
     guidance: float = 0.0

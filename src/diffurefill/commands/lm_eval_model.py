@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from lm_eval.api.registry import register_model  # pyrefly: ignore[missing-import]
 
+from diffurefill.commands.evaluate import RIGHT_MASKS
 from diffurefill.commands.scored_models import Reading, filler, scoring_model
 from diffurefill.config import UserError
 from diffurefill.evaluate.harness.lm import DiffusionLM
@@ -44,13 +45,14 @@ class DiffuRefillLM(DiffusionLM):
         where = pretrained or options.pop("path", None)
         if where is None:
             raise UserError("model_args: say pretrained=FOLDER, the store or folder of the model")
+        protocol = {"right_masks": RIGHT_MASKS, **_those(options, SCORER)}
         how = Reading(device=_device(device), **_those(options, READING))
         model = load(str(where), how.weights)
         scoring = scoring_model(model, how)
         super().__init__(
             scoring,
             model.tokenizer,
-            Scorer(method=scorer, **_those(options, SCORER)),  # pyrefly: ignore[bad-argument-type]
+            Scorer(method=scorer, **protocol),  # pyrefly: ignore[bad-argument-type]
             filler(model, scoring, how.decode),
             seed=how.seed,
         )

@@ -21,7 +21,7 @@ from tests.evaluate.likelihood.toys import (
     sharp_transformer,
     some_pairs,
 )
-from tests.fakes import BOS, MASK, BigramDenoiser, TinyDenoiser
+from tests.fakes import BOS, EOS, MASK, BigramDenoiser, TinyDenoiser
 
 WIDE = 24
 
@@ -141,8 +141,13 @@ def test_an_autoregressive_twin_takes_one_row_a_text() -> None:
             places = range(len(context), len(context) + len(tokens))
             expected = sum(float(log_probs[p, t]) for p, t in zip(places, tokens, strict=True))
             assert one.log_likelihood == pytest.approx(expected, abs=1e-4)
-    with pytest.raises(UserError, match="one likelihood"):
-        score(model, pairs, Scorer(method="elbo"))
+    spared = Scorer(right_masks=8, check_greedy=False)
+    assert score(model, pairs, spared).scores == found.scores, "it sees nothing behind"
+    document = [list(range(4, 24))]
+    assert score_rolling(model, document, spared)[0] == score_rolling(model, document, Scorer())[0]
+    for other in ({"method": "elbo"}, {"tokens_per_pass": 2}, {"guidance": 0.5}):
+        with pytest.raises(UserError, match="one likelihood"):
+            score(model, pairs, Scorer(**other))
 
 
 # --- limits ---------------------------------------------------------------------------------------
@@ -172,6 +177,25 @@ def test_a_continuation_longer_than_a_row_never_wins(caplog) -> None:
 def test_an_empty_continuation_is_certain() -> None:
     assert score(scoring(BigramDenoiser(V)), [([4], [])], Scorer()).scores == [(0.0, True)]
     assert score(scoring(BigramDenoiser(V)), [], Scorer()).scores == []
+
+
+def test_a_model_of_whole_documents_wants_room_behind_for_its_end() -> None:
+    """It has learned that a row ends with a sentence's end and EOS, and says so where the row ends,
+    whatever stands before: a right answer is its first choice only with room behind."""
+    answer, stop = 5, 6
+
+    class Whole(TinyDenoiser):
+        def logits(self, canvas, doc_ids):
+            out = torch.zeros((*canvas.shape, V))
+            out[:, :, answer] = 4.0
+            out[:, -2, stop], out[:, -1, EOS] = 9.0, 9.0
+            return out
+
+    flags = [
+        score(scoring(Whole()), [([4], [answer])], Scorer(right_masks=k)).scores[0].is_greedy
+        for k in (0, 1, 2, 8)
+    ]
+    assert flags == [False, False, True, True]
 
 
 def test_right_masks_tell_the_model_of_a_longer_text() -> None:
@@ -248,4 +272,4 @@ def test_the_name_tells_all_that_changes_the_figures() -> None:
     guided = Scorer(method="margin", tokens_per_pass=2, right_masks=8, guidance=0.5)
     assert guided.name == "margin, 2 tokens a pass, 8 MASKs behind, guidance 0.5"
     assert Scorer(screen="two_stream").name == "chain, two_stream screen"
-    assert Scorer(method="elbo", samples=128).name == "elbo, 128 samples"
+    assert Scorer(method="elbo").name == "elbo, 32 samples"

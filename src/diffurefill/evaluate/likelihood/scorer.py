@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -36,7 +36,8 @@ class Scorer:
     tokens_per_pass: int = 1
     """Places that the sampler of an order writes in one pass; not for the elbo."""
     right_masks: int = 0
-    """MASKs behind the continuation. Their number tells the model how long the text is."""
+    """MASKs behind the continuation, where the text may go on. With none the model sees that the
+    text ends with its last token, and one trained on whole documents expects EOS there."""
     samples: int = 32
     """Masks of an elbo estimate."""
     guidance: float = 0.0
@@ -79,21 +80,15 @@ class Scorer:
 
     @property
     def name(self) -> str:
-        """The method, and whatever else of it changes the figures: what stands beside each."""
-        other = Scorer()
-        said = {
-            "screen": f"{self.screen} screen",
-            "tokens_per_pass": f"{self.tokens_per_pass} tokens a pass",
-            "right_masks": f"{self.right_masks} MASKs behind",
-            "samples": f"{self.samples} samples",
-            "guidance": f"guidance {self.guidance:g}",
-        }
-        if self.method != "elbo":
-            del said["samples"]
-        changed = (
-            words for key, words in said.items() if getattr(self, key) != getattr(other, key)
+        """The method, and whatever else changes the figures: what stands beside each."""
+        said = (
+            (f"{self.screen} screen", self.screen is not None),
+            (f"{self.tokens_per_pass} tokens a pass", self.tokens_per_pass > 1),
+            (f"{self.right_masks} MASKs behind", self.right_masks > 0),
+            (f"{self.samples} samples", self.method == "elbo"),
+            (f"guidance {self.guidance:g}", self.guidance != 0),
         )
-        return ", ".join((self.method, *changed))
+        return ", ".join((self.method, *(words for words, holds in said if holds)))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -170,10 +165,7 @@ def score(
     score approximately. `progress` is told how many of how many are done. Raises UserError where
     the scorer does not fit the model.
     """
-    if model.causal and scorer != Scorer(samples=scorer.samples, seed=scorer.seed):
-        raise UserError(
-            "an autoregressive model has one likelihood: leave the scorer's options out"
-        )
+    scorer = _fitting(scorer, model)
     texts = [
         lay_out(
             context,
@@ -207,6 +199,19 @@ def score(
     num_too_long = sum(text is None for text in texts)
     _warn(num_truncated, num_too_long, model.max_tokens)
     return Scored(scores, reader.cost, num_truncated, num_too_long, approximate)
+
+
+def _fitting(scorer: Scorer, model: ScoringModel) -> Scorer:
+    """`scorer` for this model: a causal one sees nothing of what stands behind, and asks for its
+    greedy flag nothing more. Raises UserError where another likelihood is asked of it."""
+    if not model.causal:
+        return scorer
+    plain = scorer.method == "chain" and scorer.tokens_per_pass == 1 and scorer.screen is None
+    if not plain or scorer.guidance != 0:
+        raise UserError(
+            "an autoregressive model has one likelihood: leave the scorer's options out"
+        )
+    return replace(scorer, right_masks=0)
 
 
 def _by_plans(
@@ -250,6 +255,7 @@ def score_rolling(
     """
     if scorer.method == "elbo":
         raise UserError("whole documents are scored exactly: choose the chain scorer")
+    scorer = _fitting(scorer, model)
     room = model.max_tokens - scorer.right_masks
     windows = [rolling_windows(tokens, room) for tokens in documents]
     pairs = [window for part in windows for window in part]
