@@ -21,10 +21,15 @@ def pilot_block(facts: dict[str, Any]) -> str:
     methods = [row for row in arms.values() if not row["how"]["changes_tuned"]]
     changed = [row for row in arms.values() if row["how"]["changes_tuned"]]
     against = {"draft": "against draft only", "ar": "against AR"}
-    lines = [fill(intro, WIDTH), "", *judged_lines(methods, against)]
+    lines = [fill(intro, WIDTH), "", *judged_lines(methods, against, facts["num_tokens"])]
     if changed:
         one = "*Tuned* with one thing changed at a time:"
-        lines += ["", one, "", *judged_lines(changed, {"tuned": "against tuned"})]
+        lines += [
+            "",
+            one,
+            "",
+            *judged_lines(changed, {"tuned": "against tuned"}, facts["num_tokens"]),
+        ]
     return "\n".join(lines)
 
 
@@ -36,7 +41,9 @@ def knobs_block(facts: dict[str, Any]) -> str:
         f"CE {model['held_out_ce']:.2f}); the same {facts['num_prompts']} prompts, "
         f"seeds and judge."
     )
-    lines = judged_lines(list(facts["arms"].values()), {"tuned": "against tuned"})
+    lines = judged_lines(
+        list(facts["arms"].values()), {"tuned": "against tuned"}, facts["num_tokens"]
+    )
     return "\n".join([fill(intro, WIDTH), "", *lines])
 
 
@@ -65,11 +72,11 @@ def percents(found: dict[str, Any], spec: str) -> str:
     return f"{found['mean']:{spec}} [{found['low']:{spec}}, {found['high']:{spec}}]"
 
 
-def judged_lines(rows: list[dict[str, Any]], against: dict[str, str]) -> list[str]:
+def judged_lines(rows: list[dict[str, Any]], against: dict[str, str], num_tokens: int) -> list[str]:
     """A table; `against` has the arms that the judge's figure is compared with, and how to say
-    it."""
+    it; `num_tokens` were to be written."""
     columns = ["", "calls", "judge NLL", *against.values(), "doubled", "words", "distinct-2"]
-    columns += ["per sample", "entropy", "empty"]
+    columns += ["per sample", "entropy", "ended", "on the last", "empty"]
     lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     for row in rows:
         calls, stats = row["num_forward_passes"], row["statistics"]
@@ -83,10 +90,17 @@ def judged_lines(rows: list[dict[str, Any]], against: dict[str, str]) -> list[st
             f"{stats['distinct_2']:.3f}",
             f"{stats['distinct_2_per_sample']:.3f}",
             f"{stats['unigram_entropy']:.2f}",
+            *map(str, ends(row["items"]["pairs"], num_tokens)),
             str(stats["num_empty"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def ends(pairs: list[int], num_tokens: int) -> tuple[int, int]:
+    """How many texts have EOS before their last token, and how many as their last: a text of n
+    tokens has n - 1 pairs, and its EOS is not of it."""
+    return sum(n < num_tokens - 2 for n in pairs), sum(n == num_tokens - 2 for n in pairs)
 
 
 def interval(found: dict[str, Any]) -> str:
