@@ -138,6 +138,27 @@ def test_an_answer_that_ends_early_takes_no_more_passes(tokenizer: Tokenizer) ->
     assert lm.model.denoiser.num_calls == written + 1  # EOS is the last one
 
 
+def test_answers_draw_for_themselves_and_the_same_in_any_company(tokenizer: Tokenizer) -> None:
+    lm = build(tokenizer)
+    seen: dict[tuple[int, ...], set[int]] = {}
+
+    def fill(canvas, seeds):
+        for row, seed in zip(canvas.ids.tolist(), seeds, strict=True):
+            seen.setdefault(tuple(row), set()).add(seed)
+        return generate(BigramDenoiser(len(lm.model.specials.emittable)), canvas, GREEDY,
+                        lm.model.specials, seeds=seeds)  # fmt: skip
+
+    lm.fill = fill
+    options = {"max_gen_toks": 3}
+    lm.generate_until(requests(("the quick", options), ("lazy", options), ("lazy", options)))
+    alone, twice = sorted(seen.values(), key=len)
+    assert (len(alone), len(twice)) == (1, 2)
+    assert not alone & twice
+    before = {row: set(seeds) for row, seeds in seen.items()}
+    lm.generate_until(requests(("lazy", options), ("the quick", options)))
+    assert seen == before
+
+
 def test_an_answer_too_long_for_a_row_takes_half_of_it(tokenizer: Tokenizer) -> None:
     lm = build(tokenizer, max_tokens=12)
     options = {"max_gen_toks": 99, "until": []}

@@ -8,6 +8,7 @@ context move over. BOS stands first in every row, as in training.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from diffurefill.evaluate.likelihood.scorer import (
     score_rolling,
 )
 from diffurefill.evaluate.likelihood.screen import Item
+from diffurefill.runtime import philox
 
 MAX_NEW_TOKENS = 256
 """MASKs of an answer whose task does not say how many."""
@@ -41,10 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class DiffusionLM(TemplateLM):
-    """Scores by a `Scorer`, writes by `fill`. `cost` and the counts add up over calls.
-
-    All rows are filled with one seed: what a row draws does not depend on who is beside it.
-    """
+    """Scores by a `Scorer`, writes by `fill`. `cost` and the counts add up over calls."""
 
     def __init__(
         self,
@@ -133,10 +132,11 @@ class DiffusionLM(TemplateLM):
         return sums
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = True) -> list[str]:
-        texts = [""] * len(requests)
+        texts, seeds = [""] * len(requests), self._seeds(requests)
         done = 0
         for num_tokens, batch in self._generation_batches(requests):
-            answers = self._write([prompt for _, prompt in batch], num_tokens)
+            prompts = [prompt for _, prompt in batch]
+            answers = self._write(prompts, num_tokens, [seeds[i] for i, _ in batch])
             for (i, _), answer in zip(batch, answers, strict=True):
                 context, options = requests[i].args
                 texts[i] = cut_at_stops(answer, options.get("until") or [])
@@ -145,6 +145,19 @@ class DiffusionLM(TemplateLM):
             if self.progress is not None:
                 self.progress(done, len(requests))
         return texts
+
+    def _seeds(self, requests: Sequence[Any]) -> list[int]:
+        """One for each request, of its text and how often that was asked before: whatever else is
+        asked, an answer is the same. With one seed for all, all answers would have the same luck,
+        which no number of items averages out."""
+        times: Counter[str] = Counter()
+        seeds = []
+        for request in requests:
+            context = request.args[0]
+            key = (self.seed, "answer", context, times[context])
+            seeds.append(int(philox(*key).integers(2**31)))
+            times[context] += 1
+        return seeds
 
     def _generation_batches(
         self, requests: Sequence[Any]
@@ -168,10 +181,12 @@ class DiffusionLM(TemplateLM):
             for start in range(0, len(group), size):
                 yield num_tokens, group[start : start + size]
 
-    def _write(self, prompts: Sequence[list[int]], num_tokens: int) -> list[str]:
+    def _write(
+        self, prompts: Sequence[list[int]], num_tokens: int, seeds: Sequence[int]
+    ) -> list[str]:
         specials = self.model.specials
         canvas = continuation(prompts, num_tokens, specials, max_tokens=self.max_length)
-        done = self.fill(canvas.to(self.model.device), [self.seed] * len(prompts))
+        done = self.fill(canvas.to(self.model.device), seeds)
         written = canvas.filled(done.ids.cpu())
         return [
             self.own_tokenizer.decode_inner(cut_at_eos(ids, self.eot_token_id)) for ids in written
