@@ -55,6 +55,8 @@ class FleetConfig:
     """`keep_drift`: train on while waiting and add the global's change (an arm that lost)."""
 
     ema_decay: float = 0.9
+    """What the EMA keeps of itself when a global is published: a decay by the generation, whatever
+    steps or tokens went into it."""
     swa_from_step: int | None = None
     """Globals from this step on are averaged with equal weights."""
     snapshot_every: int = 0

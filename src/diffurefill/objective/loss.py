@@ -24,8 +24,8 @@ def token_weights(
     row, that each position belongs to; t: (P,) mask rates; num_eligible: (P,).
 
     pooled: the mean over all masked positions. row: the mean over the parts that have a mask, of
-    each part's mean. elbo: 1 / t at masked positions, over all eligible positions. A step without
-    masks has zero weights, never NaN.
+    each part's mean, so that a part of a short row counts as much as a whole row. elbo: 1 / t at
+    masked positions, over all eligible positions. A step without masks has zero weights, never NaN.
     """
     masked = is_masked.float()
     if loss == "pooled":
