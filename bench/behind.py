@@ -30,11 +30,9 @@ from diffurefill.fleet.alone import train_alone
 from diffurefill.fleet.loading import LoadedModel, load
 from diffurefill.runtime import philox, set_threads
 
-PEOPLE = "Ann Ben Cleo Dan Eve Finn Gus Hal Ida Jon Kim Leo Mia Ned Oda Pip Ron Sue Tim Una".split()
-DOES = "sees takes finds wants likes has keeps sells buys draws".split()
-THINGS = "a ball,a bell,a boat,a book,a cake,a drum,a fish,a hat,a kite,a lamp,a ring,a shoe".split(
-    ","
-)
+PEOPLE = ["Ann", "Ben", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hal", "Ida", "Jon", "Kim", "Leo"]
+DOES = ["sees", "takes", "finds", "wants", "likes", "has", "keeps", "sells", "buys", "draws"]
+THINGS = ["a ball", "a bell", "a boat", "a book", "a cake", "a drum", "a fish", "a hat", "a kite"]
 PACKINGS = ("best_fit", "chop")
 BEHIND = (0, 1, 2, 4, 8)
 DOCUMENTS, STEPS, ITEMS, ROW_LENGTH = 20_000, 400, 200, 64
