@@ -172,6 +172,13 @@ def test_a_scorer_s_options_stand_beside_its_figures(model: CardModel, tmp_path:
     assert "are no likelihoods of the model" in page
 
 
+def test_contexts_that_were_cut_are_told(model: CardModel, tmp_path: Path) -> None:
+    content = benchmarks_of(model)
+    content["models"][2] |= {"num_truncated": 52, "max_tokens": 128}
+    page = card(model, [results.source(tmp_path, "e.json", content)], repo="user/small")
+    assert "52 contexts of the benchmarks were cut from the left to 128 tokens." in page
+
+
 def test_the_metadata_is_what_the_hub_reads(model: CardModel, sources: list[Source]) -> None:
     page = card(model, sources, repo="me/small", license_name="mit", language="en")
     found = yaml.safe_load(page.split("---\n")[1])

@@ -127,6 +127,11 @@ def limits(model: CardModel, own: dict[str, Any] | None, probes: Source | None) 
     elif tables.at_chance(own):
         names = ", ".join(tables.at_chance(own))
         yield f"Not told from guessing (chance lies in the interval): {names}."
+    if own is not None and own.get("num_truncated"):
+        yield (
+            f"{own['num_truncated']:,} contexts of the benchmarks were cut from the left to "
+            f"{own['max_tokens']:,} tokens."
+        )
     if probes is None:
         yield "Its probes are not shown here."
     yield f"A row holds at most {model.config.data.row_length:,} tokens, prompt included."
