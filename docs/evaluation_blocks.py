@@ -13,6 +13,30 @@ COLUMNS = {
 }  # fmt: skip
 
 
+def behind_block(facts: dict[str, Any]) -> str:
+    """A column a number of MASKs behind, two rows a packing."""
+    packings = facts["packings"]
+    counts = list(next(iter(packings.values())))
+    lines = [f"| rows of | | {' | '.join(f'{n} behind' for n in counts)} |"]
+    lines.append("| --- " * (2 + len(counts)) + "|")
+    names = {"best_fit": "whole documents", "chop": "documents cut where rows end"}
+    for packing, found in packings.items():
+        shares = (found[n]["right"] for n in counts)
+        right = " | ".join(
+            f"{100 * x['mean']:.0f}±{50 * (x['high'] - x['low']):.0f}" for x in shares
+        )
+        nats = " | ".join(f"{found[n]['nats']:.2f}" for n in counts)
+        lines += [f"| {names[packing]} | right, % | {right} |", f"| | nats | {nats} |"]
+    intro = (
+        f"`{facts['command']}` (results/behind.json): a denoiser of {facts['parameters']:,} "
+        f"parameters after {facts['steps']} steps on documents of a few sentences, each of which "
+        f"ends as the one before it; {facts['items']} such sentences without their last word, and "
+        "the word by the chain rule: share that is the model's first choice (LAMBADA's figure), "
+        "with half the width of its 95% interval, and nats of the word."
+    )
+    return "\n".join([fill(intro, WIDTH), "", *lines])
+
+
 def likelihood_block(facts: dict[str, Any]) -> str:
     lines = ["| requests | forward tokens | CPU time | forward tokens, rows of 2,048 |"]
     lines.append("| --- | --- | --- | --- |")

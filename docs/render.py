@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from chaos_table import chaos_block
 from data_blocks import lineage_block, pipeline_block, reader_block, resume_block
-from evaluation_blocks import evaluate_block, likelihood_block, probes_block
+from evaluation_blocks import behind_block, evaluate_block, likelihood_block, probes_block
 from memory_block import memory_block
 from pilot_block import decode_block, doubled_block, knobs_block, pilot_block, speed_block
 from train_block import (
@@ -223,6 +223,7 @@ def long_run_block(facts: dict[str, Any]) -> str:
 
 
 BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "behind": behind_block,
     "demo": demo_block,
     "evaluate": evaluate_block,
     "exhaustive": exhaustive_block,
