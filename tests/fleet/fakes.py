@@ -63,6 +63,7 @@ def read_weights(path: Path) -> Weights:
 @dataclass(frozen=True)
 class FakeAverager:
     codecs = (CODEC,)
+    outer_gain = None
     outer_momentum: Fraction = Fraction(0)
     """Above zero: Nesterov's outer step."""
 

@@ -175,9 +175,30 @@ def test_nesterov_with_a_constant_delta_settles_at_its_gain(tmp_path: Path) -> N
         after = merged(tmp_path, averager, zero, [(delta, 1.0)], momentum)
         momentum = tmp_path / "momentum"
         gains.append(float(after["norm.weight"][0] / delta["norm.weight"][0]))
+        assert averager.outer_gain == pytest.approx(gains[-1], rel=1e-5)
     assert gains[0] == pytest.approx(LR * (1 + MOMENTUM))
     assert gains[-1] == pytest.approx(LR / (1 - MOMENTUM), rel=1e-6)
     assert gains == sorted(gains)
+
+
+def test_the_gain_is_of_the_whole_step_and_for_momentum_only(tmp_path: Path) -> None:
+    base, deltas = made("base"), [(made(i), i + 1.0) for i in range(2)]
+    averager = FileAverager("nesterov", LR, MOMENTUM, chunk_elements=5)
+    merged(tmp_path, averager, base, [(made("before"), 1.0)])
+    (tmp_path / "momentum").rename(tmp_path / "kept")
+    after = merged(tmp_path, averager, base, deltas, tmp_path / "kept")
+    plain = merged(tmp_path, FileAverager(), base, deltas)
+
+    def length(new: Weights) -> float:
+        return math.sqrt(sum(float(((new[n] - base[n]) ** 2).sum()) for n in base))
+
+    assert averager.outer_gain == pytest.approx(length(after) / length(plain), rel=1e-3)
+    still = [({name: torch.zeros_like(t) for name, t in base.items()}, 1.0)]
+    merged(tmp_path, averager, base, still)
+    assert averager.outer_gain == 0.0
+    for other in ("replacement", "sgd", "orthogonal"):
+        merged(tmp_path, AVERAGERS[other], base, deltas)
+        assert AVERAGERS[other].outer_gain is None
 
 
 def test_the_momentum_points_against_the_workers(tmp_path: Path) -> None:

@@ -25,6 +25,12 @@ class Averager(Protocol):
         """Whether the outer step has a momentum, read and written by `merge`."""
         ...
 
+    @property
+    def outer_gain(self) -> float | None:
+        """Length of the last merge's step over that of the mean delta, for the log; None where the
+        outer step's rate says it already."""
+        ...
+
     def inspect(self, payload: Path, codec: str, base: Path) -> Inspection: ...
 
     def cosines(self, payloads: Sequence[Payload]) -> list[float]:

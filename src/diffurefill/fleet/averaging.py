@@ -61,6 +61,7 @@ class FileAverager:
         self._kind, self._lr, self._momentum = outer_step, outer_lr, outer_momentum
         self._chunk_elements = chunk_elements
         self.needs_momentum = outer_step == "nesterov"
+        self.outer_gain: float | None = None
 
     # --- contributions ---------------------------------------------------------------------------
 
@@ -160,6 +161,7 @@ class FileAverager:
             aligned = formats_of(UPDATE_CODEC if update_dest else CODEC, old.schema)
             pieces = unit_chunks(old.schema, aligned, self._chunk_elements)
             for_each(work, pieces, in_turn=self._kind == "orthogonal")
+            self.outer_gain = step.gain() if isinstance(step, outer.Nesterov) else None
 
     def fold(self, new: Path, folds: Sequence[Fold]) -> None:
         """The folds of a merge that was published without them: the same bytes."""

@@ -204,7 +204,9 @@ class Merger:
         phases = (
             f"merged in {self._merge_seconds:.1f} s, published in {self._clock() - began:.1f} s"
         )
-        self._report(f"{_summary(following)}; {phases}")
+        gain = self._averager.outer_gain
+        moved = "" if gain is None else f"; the outer step is {gain:.2f} times the mean delta"
+        self._report(f"{_summary(following)}{moved}; {phases}")
         self._on_event("published", following)
 
     def _second_publish(self) -> Iterator[float]:

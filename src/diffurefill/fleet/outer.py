@@ -89,16 +89,31 @@ class Nesterov:
         self._mean, self._lr, self._momentum = mean, lr, momentum
         self._previous, self._following = previous, following
         self._scratch = Scratch()
+        self._squares: list[tuple[float, float]] = []
+        """Of every piece: of the mean delta and of the step."""
+
+    def gain(self) -> float:
+        """Length of the step over that of the mean delta; 0 where nobody moved."""
+        mean, step = (math.fsum(part) for part in zip(*self._squares, strict=True))
+        return math.sqrt(step / mean) if mean > 0.0 else 0.0
 
     def read(self, name: str, start: int, out: Tensor) -> Tensor:
         gradient = self._mean.read(name, start, out).neg_()
+        mean_square = _square(gradient)
         m = self._scratch.get("m", len(out))
         if self._previous is None:
             m.copy_(gradient)
         else:
             self._previous.read(name, start, m).mul_(self._momentum).add_(gradient)
         self._following.write(name, m, start)
-        return gradient.add_(m.mul_(self._momentum)).mul_(self._lr).neg_()
+        step = gradient.add_(m.mul_(self._momentum)).mul_(self._lr).neg_()
+        self._squares.append((mean_square, _square(step)))
+        return step
+
+
+def _square(piece: Tensor) -> float:
+    """In fp32: for the log, which nothing rests on."""
+    return float(piece.dot(piece))
 
 
 class Orthogonal:

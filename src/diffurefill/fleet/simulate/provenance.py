@@ -113,6 +113,7 @@ class ExactAverager:
 
     codecs: Collection[str] = (CODEC,)
     needs_momentum = False
+    outer_gain = None
 
     def inspect(self, payload: Path, codec: str, base: Path) -> Inspection:
         content = payload.read_bytes()

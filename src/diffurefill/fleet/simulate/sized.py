@@ -128,6 +128,7 @@ class SizedAverager:
     checks: bool = True
     """Whether contributions are read to be judged before they are read to be averaged."""
     needs_momentum = False
+    outer_gain = None
 
     @property
     def codecs(self) -> Collection[str]:
