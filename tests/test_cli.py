@@ -10,6 +10,7 @@ import pytest
 
 from diffurefill import cli
 from diffurefill.cli import COMMANDS, main
+from diffurefill.commands import common
 from diffurefill.commands.common import progress, say
 from diffurefill.commands.fleet import Status
 from diffurefill.store.base import Busy, Corrupt, StoreError
@@ -243,6 +244,24 @@ def test_init_names_a_store_as_a_shell_takes_it(
     words = shlex.split(capsys.readouterr().out.splitlines()[-1])
     assert words[:4] == ["next:", "diffurefill", "merger", store]
     assert words[-1] == store
+
+
+def test_a_log_gets_a_plain_line_of_progress_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A notebook is no terminal: a job of hours must not look dead, nor fill the page."""
+    now = [0.0]
+    monkeypatch.setattr(common.time, "monotonic", lambda: now[0])
+    progress("")
+    for second in range(0, 100, 4):
+        now[0] = float(second)
+        progress(f"item {second}")
+    assert capsys.readouterr().err == "item 32\nitem 64\nitem 96\n"
+    say("done")
+    now[0] = 1000.0
+    progress("the next job")
+    assert capsys.readouterr().err == ""
+    progress("")
 
 
 def test_no_line_stands_behind_a_progress_line(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from diffurefill.config import RunConfig, dumps, with_paths
 from diffurefill.store.base import open_store
+
+PLAIN_SECONDS = 30.0
+"""Between two plain lines of progress, where they cannot be rewritten: a log is to be read."""
+_silent_since: float | None = None
 
 
 def say(line: str) -> None:
@@ -17,9 +22,19 @@ def say(line: str) -> None:
 
 
 def progress(line: str) -> None:
-    """A line on stderr, rewritten in place on a terminal."""
+    """A line on stderr, rewritten in place on a terminal; elsewhere a plain one now and then. An
+    empty one says that the job is over, or speaks for itself."""
+    global _silent_since
+    now = time.monotonic()
     if sys.stderr.isatty():
         print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+    elif not line:
+        _silent_since = None
+    elif _silent_since is None:
+        _silent_since = now
+    elif now - _silent_since >= PLAIN_SECONDS:
+        print(line, file=sys.stderr, flush=True)
+        _silent_since = now
 
 
 def resolved(settings: RunConfig, data: Sequence[str], *, quietly: bool = False) -> RunConfig:
