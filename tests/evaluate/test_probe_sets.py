@@ -17,7 +17,9 @@ from diffurefill.evaluate.probe_sets import (
     build_probes,
     load_probes,
     packed_probe,
+    sample_pieces,
     save_probes,
+    short_probe,
 )
 from diffurefill.evaluate.probes import draw_masks
 from diffurefill.train.loop import make_tokenizer
@@ -79,6 +81,25 @@ def test_the_masks_of_a_set_are_drawn_apart_from_those_of_the_held_out_rows(
     for name, probe in probes.items():
         shared = draw_masks(probe.ids, probe.doc_ids, config.probe, seed=config.seed, bos_id=bos_id)
         assert (shared.digest == probe.digest) == (name == HELD_OUT)
+
+
+def test_a_start_that_was_cut_shows_its_last_token(
+    config: RunConfig, corpus: Corpus, tokenizer: Tokenizer
+) -> None:
+    probe = replace(config.probe, mask_rates=(0.5, 1 - 1e-9), decoding_mask_rate=1 - 1e-9)
+    short = build_probes(replace(config, probe=probe), corpus, tokenizer)[SHORT]
+    assert (short.doc_ids[:, -1] == 0).all(), "all of them are longer"
+    for mask in (*short.masks.values(), short.decoding_mask):
+        assert not mask[:, -1].any()
+    assert short.masks[1 - 1e-9][:, 1:-1].all()
+    # A document that ends has its EOS to say.
+    asked = replace(config, probe=replace(probe, short_length=24))
+    pieces = sample_pieces(["the fox."], asked, tokenizer, HELD_OUT)
+    whole = short_probe(pieces, asked, tokenizer)
+    assert whole is not None
+    ended = whole.ids == tokenizer.eos_id
+    assert ended.sum() == 1
+    assert whole.masks[1 - 1e-9][ended].all()
 
 
 def test_rows_no_longer_than_the_short_length_have_no_short_set(

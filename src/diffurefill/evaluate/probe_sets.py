@@ -111,8 +111,25 @@ def short_probe(
     doc_ids = np.full(ids.shape, -1, dtype=np.int32)
     for row, start in enumerate(starts):
         ids[row, : len(start)], doc_ids[row, : len(start)] = start, 0
-    key, bos_id = _key(SHORT), tokenizer.bos_id
-    return draw_masks(ids, doc_ids, config.probe, seed=config.seed, bos_id=bos_id, key=key)
+    probe = draw_masks(
+        ids, doc_ids, config.probe, seed=config.seed, bos_id=tokenizer.bos_id, key=_key(SHORT)
+    )
+    return _without_the_cut(probe, tokenizer.eos_id)
+
+
+def _without_the_cut(probe: Probe, eos_id: int) -> Probe:
+    """The last token of a start that was cut stays visible: hidden, it would be scored against the
+    EOS that a model of whole documents expects there, and so would the end of a sentence before
+    it."""
+    goes_on = (probe.doc_ids[:, -1] >= 0) & (probe.ids[:, -1] != eos_id)
+
+    def shown(mask: np.ndarray) -> np.ndarray:
+        mask = mask.copy()
+        mask[goes_on, -1] = False
+        return mask
+
+    masks = {rate: shown(mask) for rate, mask in probe.masks.items()}
+    return replace(probe, masks=masks, decoding_mask=shown(probe.decoding_mask))
 
 
 def _pieces(text: str, tokenizer: Tokenizer, row_length: int) -> Iterator[TokenDocument]:
