@@ -210,7 +210,8 @@ class State:
     norms: tuple[float, ...] = ()
     """Norms of the contributions accepted last, oldest first: what a usual one looks like."""
     guard_ce: float | None = None
-    """Held-out CE of this global by the merger's guard, nats per masked token."""
+    """Held-out CE of this global by the merger's guard: each row's over its masked tokens at all
+    rates, then the mean of the rows; a probe's headline weighs the rates alike."""
     alert: str = ""
     """Why the merger stands still and what a person can do; empty when all is well."""
     compacted_gen: int = 0

@@ -129,7 +129,7 @@ def _run(state: State) -> Table:
     ]
     table.add_row("averages", ", ".join(averages) or "none yet")
     if state.guard_ce is not None:
-        table.add_row("guard CE", f"{state.guard_ce:.3f} nats per masked token, held out")
+        table.add_row("guard CE", f"{state.guard_ce:.3f} nats per masked token, mean of rows")
     if state.snapshots:
         table.add_row("snapshots", _listed([s.gen for s in state.snapshots], "generation"))
     if refused := list(refusals(state)):
