@@ -186,6 +186,13 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def sent(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """`tensor` on `device`. A GPU is not waited for, which it may be from pageable memory."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def not_finite(who: str, dtype: torch.dtype | None) -> UserError:
     """For a model whose logits are not finite when it computes in `dtype` (None: float32)."""
     name = str(dtype or "float32").removeprefix("torch.")

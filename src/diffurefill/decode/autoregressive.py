@@ -18,6 +18,7 @@ from torch import Tensor
 
 from diffurefill.config import UserError
 from diffurefill.decode.canvas import Canvas, Specials
+from diffurefill.decode.counts import tell
 from diffurefill.decode.endings import Stop
 from diffurefill.decode.generate import Generation, Pass
 from diffurefill.decode.order import choose
@@ -82,7 +83,7 @@ def generate_left_to_right(
         while (alive := alive & (k < wanted)).any():
             reads = np.flatnonzero(alive)
             logits = reader.read(ids, reads, given[reads] + k)
-            rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, given[reads] + k))
+            rows, at = (tell(x, ids.device) for x in (reads, given[reads] + k))
             tokens, sure = rng.draw(logits, rows, at, may_end=k >= how.min_len)
             previous, before = ids, drawn
             ids, confidence, drawn = ids.clone(), confidence.clone(), drawn.clone()
@@ -95,7 +96,7 @@ def generate_left_to_right(
             if stop is not None:
                 over = [b for b in np.flatnonzero(alive) if stop(_written(ids[b], given[b], k))]
                 stopped = torch.tensor(over, dtype=torch.int64, device=ids.device)
-                at = torch.from_numpy((given + k)[over]).to(ids.device)
+                at = tell((given + k)[over], ids.device)
                 _end_rows(ids, canvas, stopped, at, specials.eos_id)
                 alive[over] = False
             if on_pass is not None:
@@ -143,7 +144,7 @@ def repair_left_to_right(
                 reads = np.flatnonzero([j < len(row) for row in places])
                 ends = np.array([places[b][j] for b in reads])
                 logits = reader.read(ids, reads, ends)
-                rows, at = (torch.from_numpy(x).to(ids.device) for x in (reads, ends))
+                rows, at = (tell(x, ids.device) for x in (reads, ends))
                 ids[rows, at], confidence[rows, at] = rng.draw(logits, rows, at, may_end=True)
                 num_passes += 1
             _require_finite(confidence, reader.dtype)
@@ -172,11 +173,11 @@ class _Reader:
         place = starts[:, None] + np.arange(counts.max())
         real = place < ends[:, None]
         self.num_positions += real.size
-        place = torch.from_numpy(place.clip(max=ids.shape[1] - 1)).to(ids.device)
+        place = tell(place.clip(max=ids.shape[1] - 1), ids.device)
         at = torch.zeros(real.shape, dtype=torch.bool)
         at[np.arange(len(rows)), counts - 1] = True
         doc_ids = None if real.all() else torch.from_numpy(real.astype(np.int32) - 1)
-        index = torch.from_numpy(rows).to(ids.device)[:, None]
+        index = tell(rows, ids.device)[:, None]
         logits = self.model(ids[index, place], doc_ids, at, self.cache)
         self.dtype = logits.dtype
         return logits

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from diffurefill.config import Stage
 from diffurefill.decode import stages as schedule
+from diffurefill.runtime import sent
 
 Numbers = NDArray[np.int64]
 """One number for each row, (B,), on the host."""
@@ -92,8 +93,5 @@ def least_taken(numbers: Numbers, gap: int) -> Numbers:
 
 
 def tell(values: NDArray[np.generic], device: torch.device) -> Tensor:
-    """`values` on `device`; a GPU is not waited for, which it would be from pageable memory."""
-    tensor = torch.from_numpy(values)
-    if device.type != "cuda":
-        return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    """`values` on `device`, for which it is not waited."""
+    return sent(torch.from_numpy(values), device)

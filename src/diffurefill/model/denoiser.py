@@ -21,6 +21,7 @@ from diffurefill.model.attention import Backend, Segments, attention, plan_segme
 from diffurefill.model.backends import Shape
 from diffurefill.model.kv_cache import CachedLayer, KVCache
 from diffurefill.model.passes import rms_norm, rotated, swiglu
+from diffurefill.runtime import sent
 
 
 def num_parameters(config: ModelConfig) -> int:
@@ -98,7 +99,7 @@ class Denoiser(nn.Module):
         wanted = at  # (N,) of B * T
         if at is not None and at.dtype == torch.bool:
             # Counted where `at` is: on the CPU, so that nobody waits for a GPU to count it.
-            wanted = at.flatten().nonzero().squeeze(1).to(canvas.device, non_blocking=True)
+            wanted = sent(at.flatten().nonzero().squeeze(1), canvas.device)
         return F.linear(self.hidden(canvas, doc_ids, wanted, cache), self.embedding.weight)
 
     def hidden(

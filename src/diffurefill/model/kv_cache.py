@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from diffurefill.config import UserError
+from diffurefill.runtime import sent
 
 
 class KVCache:
@@ -55,12 +56,12 @@ class KVCache:
             is_causal = num_new > 1
         else:
             mask = torch.arange(longest) <= positions[..., None]  # (B, t, T)
-            mask = mask[:, None].to(device, non_blocking=True)
-        slots = torch.where(torch.from_numpy(real), positions, self.max_tokens).to(device)
+            mask = sent(mask[:, None], device)
+        slots = sent(torch.where(torch.from_numpy(real), positions, self.max_tokens), device)
         for layer in self.layers:
             layer.prepare(slots, longest, mask, is_causal, self.max_tokens)
         self.lengths = ends
-        return positions.clamp(max=self.max_tokens - 1).to(device, non_blocking=True)
+        return sent(positions.clamp(max=self.max_tokens - 1), device)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
         """Let go of all rows but these, (N,) indices; they become rows 0 to N - 1."""
@@ -86,7 +87,7 @@ class CachedLayer:
 
     def keep(self, rows: Tensor) -> None:
         if self.keys is not None and self.values is not None:
-            index = rows.to(self.keys.device)
+            index = sent(rows, self.keys.device)
             self.keys, self.values = self.keys[index], self.values[index]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

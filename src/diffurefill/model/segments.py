@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from diffurefill.config import UserError
+from diffurefill.runtime import sent
 
 Backend = Literal["sdpa", "loop", "flex", "varlen"]
 BLOCK = 128
@@ -131,7 +132,7 @@ def segments_from_doc_ids(
             )
         mask = _ranges(documents, dtype) if backend == "loop" else _packed(documents, device)
         return Segments(mask, causal)
-    segment_ids = _segment_ids(doc_ids.to(device, non_blocking=True))
+    segment_ids = _segment_ids(sent(doc_ids, device))
     if backend == "flex":
         return Segments(_block_mask(segment_ids, causal), causal)
     mask = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
@@ -198,9 +199,9 @@ def _packed(documents: Documents, device: torch.device) -> Packed:
     pads = None
     if is_pad.any():
         flat = np.repeat(is_pad.astype(bool), stops - starts)
-        pads = torch.from_numpy(flat.reshape(B, T)).to(device, non_blocking=True)
+        pads = sent(torch.from_numpy(flat.reshape(B, T)), device)
     return Packed(
-        torch.from_numpy(offsets.astype(np.int32)).to(device, non_blocking=True),
+        sent(torch.from_numpy(offsets.astype(np.int32)), device),
         next(bound for bound in (-(-T // 4), -(-T // 2), T) if bound >= longest),
         pads,
     )

@@ -16,7 +16,7 @@ from diffurefill.config import TrainConfig
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.objective.corruption import Corrupted
 from diffurefill.objective.head import CHUNK_BYTES, head_cross_entropy
-from diffurefill.runtime import training_dtype
+from diffurefill.runtime import sent, training_dtype
 
 PAD_TO = 1024
 PAD_TO_ON_CPU = 128
@@ -71,7 +71,7 @@ def accumulate(
             wanted = padded_positions(at, how.pad_to)
             extra = (0, len(wanted) - num_masked)
             canvas, wanted, targets, weight, parts = (
-                x.to(device, non_blocking=True)
+                sent(x, device)
                 for x in (
                     corrupted.canvas[part],
                     wanted,
