@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 
 GPU = torch.device("cuda", 0)
+NAMES = {(7, 5): "Tesla T4", (8, 0): "NVIDIA A100-SXM4-40GB"}
 ASK = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "bincount"}
 INDEX = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
 
@@ -144,6 +145,22 @@ class OnGpu(Tensor):
         raise AssertionError(f"{func} outside of `stand_in_gpu`")
 
 
+class Event:
+    """A millisecond passes from each to the next."""
+
+    count = 0
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        Event.count += 1
+        self.at = Event.count
+
+    def record(self, stream: object) -> None:
+        pass
+
+    def elapsed_time(self, end: Event) -> float:
+        return float(end.at - self.at)
+
+
 class _Up(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor) -> Tensor:
@@ -174,7 +191,7 @@ def _on_gpu(value: Any) -> Any:
 
 @contextlib.contextmanager
 def stand_in_gpu(capability: tuple[int, int]) -> Iterator[Gpu]:
-    """One GPU of this capability is here, called `cuda:0`: `cuda` alone is refused by torch."""
+    """A T4 (7, 5) or an A100 (8, 0) is here, called `cuda:0`: `cuda` alone is refused by torch."""
     gpu = Gpu()
     with contextlib.ExitStack() as stack:
         for owner, name, stand_in in _replacements(gpu, capability):
@@ -208,8 +225,10 @@ def _replacements(gpu: Gpu, capability: tuple[int, int]) -> list[tuple[Any, str,
         (torch.cuda, "is_available", lambda: True),
         (torch.cuda, "device_count", lambda: 1),
         (torch.cuda, "get_device_capability", lambda device=None: capability),
-        (torch.cuda, "get_device_name", lambda device=None: "a stand-in"),
+        (torch.cuda, "get_device_name", lambda device=None: NAMES[capability]),
         (torch.cuda, "synchronize", synchronize),
+        (torch.cuda, "current_stream", lambda device=None: None),
+        (torch.cuda, "Event", Event),
         (torch, "autocast", CpuAutocast),
         (torch.amp, "autocast", CpuAutocast),
         (torch, "is_autocast_enabled", lambda device_type: is_enabled("cpu")),

@@ -6,6 +6,7 @@ What it cannot show: kernels and compilers. Those are for the tests marked `gpu`
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,13 +15,20 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 from diffurefill.config import ObjectiveConfig, RunConfig
+from diffurefill.data.documents import open_corpus
+from diffurefill.evaluate.probe_sets import build_probe
+from diffurefill.evaluate.probes import held_out_ce
 from diffurefill.model import attention, backends
 from diffurefill.model.denoiser import Denoiser
 from diffurefill.model.segments import Backend
 from diffurefill.optim.adamw import build_optimizer
+from diffurefill.train.checkpoint import load_training_state, save_training_state
+from diffurefill.train.loop import Trainer, initial_weights
 from diffurefill.train.step import StepResult
 from tests.gpu_stand_in import GPU, stand_in_gpu
+from tests.tiny import tiny_config, write_corpus
 
+from .test_loop import make
 from .test_step import CONFIG, build, rows, step
 
 A100, T4 = (8, 0), (7, 5)
@@ -120,6 +128,53 @@ def test_documents_reach_the_kernels_of_a_gpu(
     for ours, expected in zip(found, two_steps(plain), strict=True):
         assert ours.loss.item() == pytest.approx(expected.loss.item(), rel=2e-2)
         assert ours.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=2e-2)
+
+
+def test_a_trainer_settles_on_what_runs_and_its_state_goes_on_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(*args: object, **kwargs: object) -> Tensor:
+        raise TypeError("no such kernel")
+
+    for name in ("_compiled_flex_attention", "_varlen_attn"):
+        monkeypatch.setattr(attention, name, lambda: missing)
+    monkeypatch.setattr(backends, "has_varlen", lambda: True)
+    config = tiny_config(write_corpus(tmp_path))
+    model = replace(config.model, heads=1)  # a head dim that flex could take
+    config = replace(config, model=model, train=replace(config.train, compile="off"))
+    said: list[str] = []
+    here = make(config, said)
+    state = here.optimizer.state_dict()
+    with stand_in_gpu(A100):
+        corpus, tokenizer = open_corpus(config.data), here.tokenizer
+        options = {"slot": 0, "interval_steps": 8, "device": GPU, "report": said.append}
+        there = Trainer(config, corpus, tokenizer, **options)
+        there.load_weights(initial_weights(config), step=0)
+        there.optimizer.load_state_dict(state)
+        there.seek(None)
+        for _ in range(2):
+            there.take_step()
+        facts = there.take_metrics()
+        weights, state = there.weights(), there.optimizer.state_dict()
+        probe = build_probe(config, corpus, tokenizer)
+        with torch.no_grad():  # inference mode knows no tensors of ours
+            score = held_out_ce.__wrapped__
+            ce = score(there.model, probe, mask_id=tokenizer.mask_id, device=GPU).mean
+        save_training_state(tmp_path, weights=weights, optimizer_state=state, meta={})
+        there.close()
+    assert said[0].startswith("blocks: eager, for train.compile is off")
+    assert said[1].startswith("attention: sdpa (sdpa ")
+    assert facts["attention"] == "sdpa"
+    assert facts["peak"] == "datasheet, dense 16-bit: 312 TFLOP/s"
+    assert facts["tokens_per_second"] > 0
+    here.load_weights(weights, step=2)
+    found = held_out_ce(here.model, probe, mask_id=tokenizer.mask_id, device=torch.device("cpu"))
+    assert found.mean == pytest.approx(ce, abs=1e-4)
+    saved = load_training_state(tmp_path)
+    assert saved is not None
+    here.optimizer.load_state_dict(saved.optimizer_state)
+    here.take_step()
+    here.close()
 
 
 @pytest.mark.parametrize("kind", ["twin", "self repair", "nothing to mask"])
