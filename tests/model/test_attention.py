@@ -237,6 +237,24 @@ def test_other_documents_do_not_compile_a_block_again():
     assert len(graphs) == 1
 
 
+@torch.no_grad()
+def test_other_documents_do_not_compile_flex_again():
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(attention, backend=count, fullgraph=True, dynamic=False)
+    q, k, v = qkv(2, 200)
+    for lengths in ([90, 20], [1, 2, 3, 100], [200], [60] * 3):
+        doc_ids = torch.stack([one_row(lengths, True, 200), one_row([10, 50], True, 200)])
+        segments = segments_from_doc_ids(doc_ids, causal=False, backend="flex")
+        out = compiled(q, k, v, segments)
+        close(out, loop_over_documents(q, k, v, doc_ids, False))
+    assert len(graphs) == 1
+
+
 # --- varlen, with a stand-in for its kernel -------------------------------------------------------
 
 
