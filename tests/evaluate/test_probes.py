@@ -149,6 +149,24 @@ def test_an_oracle_decodes_everything_in_eight_passes(probe: Probe) -> None:
     assert accuracy(oracle, one) == (1.0, 1.0, 8)
 
 
+def test_a_large_vocabulary_is_decoded_few_rows_at_a_time(
+    probe: Probe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe.decoding_mask[2] = False  # nothing to fill in a batch of this row alone
+    denoiser, rows = small_model(), set()
+    denoiser.register_forward_pre_hook(lambda _, given: rows.add(len(given[0])))
+
+    def found() -> object:
+        return decoding_accuracy(denoiser, probe, specials=SPECIALS, device=CPU, num_passes=8)
+
+    whole = found()
+    assert max(rows) == R - 1
+    rows.clear()
+    monkeypatch.setattr(probes, "MAX_LOGITS", T * V)
+    assert found() == whole
+    assert rows == {1}
+
+
 def test_pairs_are_adjacent_positions_that_were_both_hidden() -> None:
     ids = np.array([[BOS, 10, 11, 12, 13, 14]])
     hidden = np.array([[0, 1, 1, 0, 1, 1]], dtype=bool)

@@ -163,9 +163,7 @@ def held_out_ce(
     the document; a document's first token, from which nothing is left of it, is not counted.
     """
     by_rate, rows = {}, {}
-    if isinstance(denoiser, model.Denoiser):
-        logits_of_row = probe.ids.shape[1] * denoiser.config.vocab_size
-        batch_rows = max(1, min(batch_rows, MAX_LOGITS // logits_of_row))
+    batch_rows = _rows_at_once(denoiser, probe, batch_rows)
     for rate, mask in probe.masks.items():
         per_row = []
         for first in range(0, len(probe.ids), batch_rows):
@@ -199,6 +197,13 @@ def _row_ce(
     return list(zip(sums.tolist(), at.sum(1).tolist(), strict=True))
 
 
+def _rows_at_once(denoiser: Denoiser, probe: Probe, most: int) -> int:
+    if not isinstance(denoiser, model.Denoiser):
+        return most
+    logits_of_row = probe.ids.shape[1] * denoiser.config.vocab_size
+    return max(1, min(most, MAX_LOGITS // logits_of_row))
+
+
 def is_causal(denoiser: Denoiser) -> bool:
     """Whether this is the autoregressive twin, whose logits at a position are of the next token."""
     return isinstance(denoiser, model.Denoiser) and denoiser.config.causal
@@ -219,6 +224,7 @@ class DecodingAccuracy:
     token: float
     pair: float
     num_forward_passes: int
+    """Of a row."""
     token_rows: list[tuple[int, int]]
     """(right, masked) of each row."""
     pair_rows: list[tuple[int, int]]
@@ -243,21 +249,22 @@ def decoding_accuracy(
     if is_causal(denoiser):
         raise UserError("a causal model fills no gaps: decoding accuracy is of a denoiser")
     original, mask = torch.from_numpy(probe.ids), torch.from_numpy(probe.decoding_mask)
-    canvas = Canvas(
-        ids=original.masked_fill(mask, specials.mask_id),
-        fillable=mask,
-        doc_ids=torch.from_numpy(probe.doc_ids),
-    ).to(device)
-    greedy = Stage(num_passes=num_passes, temperature=(0.0, 0.0))
-    done = generate(denoiser, canvas, [greedy], specials, seeds=[0] * len(original))
-    right = (done.ids.cpu() == original) & mask
+    ids, doc_ids = original.masked_fill(mask, specials.mask_id), torch.from_numpy(probe.doc_ids)
+    greedy, passes = Stage(num_passes=num_passes, temperature=(0.0, 0.0)), 0
+    for rows in torch.arange(len(ids)).split(_rows_at_once(denoiser, probe, len(ids))):
+        if not mask[rows].any():
+            continue
+        canvas = Canvas(ids[rows], mask[rows], doc_ids[rows]).to(device)
+        done = generate(denoiser, canvas, [greedy], specials, seeds=[0] * len(rows))
+        ids[rows], passes = done.ids.cpu(), max(passes, done.num_forward_passes)
+    right = (ids == original) & mask
     token_rows = _right_of(right, mask)
     pair_rows = _right_of(right[:, 1:] & right[:, :-1], mask[:, 1:] & mask[:, :-1])
     return DecodingAccuracy(
         probe=probe.digest,
         token=_pooled(token_rows),
         pair=_pooled(pair_rows),
-        num_forward_passes=done.num_forward_passes,
+        num_forward_passes=passes,
         token_rows=token_rows,
         pair_rows=pair_rows,
     )
