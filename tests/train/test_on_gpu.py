@@ -145,15 +145,17 @@ def test_a_trainer_settles_on_what_runs_and_its_state_goes_on_elsewhere(
     said: list[str] = []
     here = make(config, said)
     state = here.optimizer.state_dict()
-    with stand_in_gpu(A100):
+    with stand_in_gpu(A100) as gpu:
         corpus, tokenizer = open_corpus(config.data), here.tokenizer
         options = {"slot": 0, "interval_steps": 8, "device": GPU, "report": said.append}
         there = Trainer(config, corpus, tokenizer, **options)
         there.load_weights(initial_weights(config), step=0)
         there.optimizer.load_state_dict(state)
         there.seek(None)
-        for _ in range(2):
-            there.take_step()
+        there.take_step()
+        gpu.waits.clear()
+        there.take_step()
+        assert not gpu.waits
         facts = there.take_metrics()
         weights, state = there.weights(), there.optimizer.state_dict()
         probe = build_probe(config, corpus, tokenizer)

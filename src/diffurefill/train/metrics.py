@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from diffurefill.data.packing import PackingCounts, Position
+from diffurefill.runtime import sent
 from diffurefill.train.step import StepResult
 
 T_BINS = np.linspace(0.0, 1.0, 5)
@@ -72,8 +73,7 @@ class IntervalMetrics:
         if self._ce_by_bin is None or self._num_clipped is None:
             self._ce_by_bin = torch.zeros(len(T_BINS) - 1, dtype=torch.float64, device=device)
             self._num_clipped = torch.zeros((), dtype=torch.int64, device=device)
-        bins = bins.to(device, non_blocking=True)
-        self._ce_by_bin.index_add_(0, bins, result.part_ce.double())
+        self._ce_by_bin.index_add_(0, sent(bins, device), result.part_ce.double())
         if result.is_skipped:  # too large a factor: neither a clip nor a number that is none
             self.num_skipped += 1
             return result.loss.isfinite()
