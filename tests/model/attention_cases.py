@@ -40,7 +40,7 @@ CASES = {
 }
 
 
-def qkv(num_rows, num_positions, seed=0, heads=2, head_dim=16, device="cpu"):
+def qkv(num_rows, num_positions, seed=0, heads=3, head_dim=16, device="cpu"):
     generator = torch.Generator().manual_seed(seed)
     shape = (3, num_rows, heads, num_positions, head_dim)
     return torch.randn(shape, generator=generator).to(device)

@@ -210,6 +210,14 @@ def test_the_fastest_backend_comes_with_its_timings():
     assert choice.describe().startswith(f"attention: {choice.backend} ({choice.backend} ")
 
 
+def test_without_gradients_flex_is_timed_on_a_cpu_too(monkeypatch):
+    monkeypatch.setattr(fastest, "attention", lambda q, k, v, segments: q)
+    choice = fastest_backend(
+        CPU_DEVICE, rows([20, 30], 64), heads=2, head_dim=16, training=False, repeats=1
+    )
+    assert set(choice.milliseconds) == {"sdpa", "loop", "flex"}
+
+
 def test_a_backend_that_cannot_take_the_documents_is_left_out():
     doc_ids = torch.tensor([[0, 0, 1, 1, 0, 0]])
     choice = fastest_backend(CPU_DEVICE, doc_ids, heads=2, head_dim=16, repeats=1)

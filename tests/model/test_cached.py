@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from diffurefill.config import UserError
+from diffurefill.config import ModelConfig, UserError
 from diffurefill.decode.canvas import continuation
 from diffurefill.model.cached import RowCache
 from diffurefill.model.denoiser import Denoiser
@@ -98,6 +98,8 @@ def test_every_pass_looks_at_what_was_kept(lengths):
                 torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4)
 
 
-def test_other_denoisers_are_refused():
-    with pytest.raises(UserError, match="refresh_every 1"):
-        RowCache(BigramDenoiser(24))
+def test_other_denoisers_and_causal_ones_are_refused():
+    twin = Denoiser(ModelConfig(vocab_size=24, width=8, layers=1, heads=2, causal=True))
+    for other in (BigramDenoiser(24), twin):
+        with pytest.raises(UserError, match="refresh_every 1"):
+            RowCache(other)
