@@ -184,9 +184,16 @@ def test_the_loops_operators_keep_torchs_rules():
     )
 
 
+def a_mask(num_rows, num_positions):
+    """(B, 1, T, T): half of what there is, and every position itself."""
+    shape, generator = (num_rows, 1, num_positions, num_positions), torch.Generator().manual_seed(2)
+    seen = torch.rand(shape, generator=generator) > 0.5
+    return seen | torch.eye(num_positions, dtype=torch.bool)
+
+
 def test_the_products_operators_keep_torchs_rules():
     q, k, v = qkv(2, 6).bfloat16().requires_grad_()
-    mask = torch.rand(2, 1, 6, 6) > 0.5
+    mask = a_mask(2, 6)
     for seen, causal in ((mask, False), (None, True)):
         torch.library.opcheck(
             torch.ops.diffurefill.attend_by_products.default,
@@ -354,8 +361,7 @@ def test_products_in_bf16_are_near_those_of_fp32(backend, case, causal):
 
 def test_products_do_not_depend_on_how_many_scores_are_made_at_once(monkeypatch):
     q, k, v = (x.bfloat16() for x in qkv(3, 40))
-    grad, mask = torch.ones_like(q), torch.rand(3, 1, 40, 40) > 0.5
-    mask |= torch.eye(40, dtype=torch.bool)
+    grad, mask = torch.ones_like(q), a_mask(3, 40)
 
     def result_and_its_gradients(seen, causal):
         out = dense_attention.attend_by_products(q, k, v, seen, causal=causal)
