@@ -74,12 +74,12 @@ def plain_nll(denoiser: Denoiser, canvas: Canvas, ids: Tensor) -> np.ndarray:
 def test_more_layers_are_measured_by_the_texts_and_refused_above_the_bound():
     denoiser = model(3)
     canvas = continuation([[5, 6], [7]], [20, 9], specials(), max_tokens=40)
+    how = {"seeds": [1, 2], "block_length": 12, "forbid_eos": True}
     exact, kept = (
-        generate(denoiser, canvas, stages, specials(), seeds=[1, 2])
-        for stages in ((DRAFT, REFILL), KEPT)
+        generate(denoiser, canvas, stages, specials(), **how) for stages in ((DRAFT, REFILL), KEPT)
     )
     before, after = (plain_nll(denoiser, canvas, done.ids) for done in (exact, kept))
-    quality = measure_cache(denoiser, canvas, KEPT, specials(), seeds=[1, 2])
+    quality = measure_cache(denoiser, canvas, KEPT, specials(), **how)
     assert 0 < quality.agreement < 1
     assert quality.nll_exact == pytest.approx(before.mean(), abs=1e-6)
     assert quality.nll_kept == pytest.approx(after.mean(), abs=1e-6)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -9,9 +10,11 @@ from torch import Tensor
 from diffurefill.config import DRAFT, ModelConfig, Stage, UserError
 from diffurefill.decode.canvas import continuation
 from diffurefill.decode.generate import Generation, generate
+from diffurefill.decode.passes import regrouped
+from diffurefill.decode.run import Run
 from diffurefill.model.denoiser import Denoiser
-from tests.decode.plain import V, specials
-from tests.fakes import MASK, BigramDenoiser, OracleDenoiser, TinyDenoiser
+from tests.decode.plain import PlainRow, V, specials
+from tests.fakes import BOS, MASK, PAD, BigramDenoiser, OracleDenoiser, TinyDenoiser
 
 N = 30
 TEXT = torch.arange(N + 1) % 15 + 4
@@ -136,3 +139,20 @@ def test_shadows_do_not_touch_the_pass_itself():
 def test_shadows_need_a_model_whose_insides_are_known():
     with pytest.raises(UserError, match="use confidence stale or regrouped"):
         decoded(BigramDenoiser(V), replace(GREEDY, confidence="shadow"))
+
+
+def test_judging_anew_counts_no_eos_where_none_may_stand():
+    denoiser, (B, n) = model(2), (2, 4)
+    canvas = continuation([[5], [6, 7]], [9, 6], specials(), max_tokens=16)
+    ids = canvas.ids.masked_fill(canvas.fillable, 8)
+    run = Run(denoiser, canvas, specials(), [0] * B, torch.tensor([BOS, MASK, PAD, V - 1]))
+    run.no_eos = canvas.fillable & (canvas.fillable.cumsum(dim=1) <= n)
+    with torch.inference_mode():
+        found = regrouped(run, canvas.fillable, ids, groups=3)
+    for b, real in enumerate(canvas.doc_ids >= 0):
+        allowed = np.asarray(specials().emittable)
+        row, fillable = ids[b, real].tolist(), canvas.fillable[b, real].tolist()
+        plain = PlainRow(denoiser, row, fillable, allowed, seed=0, min_tokens=n)
+        plain.regroup(3)
+        expected = [plain.confidence[i] for i in plain.slots]
+        assert found[b, canvas.fillable[b]].tolist() == pytest.approx(expected, abs=1e-4)
