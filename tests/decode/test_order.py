@@ -156,9 +156,9 @@ def test_the_factor_rule_by_hand():
 
 
 def test_the_entropy_bound_spares_the_largest():
-    """Sums less the largest along the walk: 0, 0.1, 0.3, 0.6."""
-    entropy = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
-    stage = Stage(quota="entropy_bound", order="entropy", bound=0.35)
+    """Sums less the largest along the walk: 0, 1/8, 3/8, 3/4; the bound itself is within it."""
+    entropy = torch.tensor([[0.125, 0.25, 0.375, 0.5]])
+    stage = Stage(quota="entropy_bound", order="entropy", bound=0.375)
     open_ = torch.ones(1, 4, dtype=torch.bool)
     sure = Sureness(torch.zeros(1, 4), None, entropy)
     taken = accept(stage, -entropy, open_, torch.tensor([4]), sure)
