@@ -73,7 +73,7 @@ def plain_nll(denoiser: Denoiser, canvas: Canvas, ids: Tensor) -> np.ndarray:
 
 def test_more_layers_are_measured_by_the_texts_and_refused_above_the_bound():
     denoiser = model(3)
-    canvas = continuation([[5, 6], [7]], [20, 9], specials(), max_tokens=40)
+    canvas = continuation([[5, 6], [7]], [20, 1], specials(), max_tokens=40)
     how = {"seeds": [1, 2], "block_length": 12, "forbid_eos": True}
     exact, kept = (
         generate(denoiser, canvas, stages, specials(), **how) for stages in ((DRAFT, REFILL), KEPT)
