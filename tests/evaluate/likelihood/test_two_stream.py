@@ -54,6 +54,16 @@ def test_rows_and_tokens_are_asked_for_as_by_the_chain_and_trees_are_read() -> N
     assert (ours.rows_asked, ours.tokens_asked) == (exact.rows_asked, exact.tokens_asked)
 
 
+def test_a_pass_holds_no_more_tokens_than_it_may() -> None:
+    pairs = [((token,), (5, 6)) for token in (4, 5, 6)]
+    size = text_tokens(laid_out(pairs)[0], 0)
+    for num_trees, num_passes in ((1, 3), (2, 2), (3, 1)):
+        model = sharp_transformer(WIDE, layers=1)
+        reader = Reader(model, MASK, WIDE, CPU, batch_tokens=num_trees * size)
+        list(read_trees(reader, laid_out(pairs), 0))
+        assert reader.cost.num_forward_passes == num_passes
+
+
 def test_the_first_token_is_exact_and_so_is_every_one_of_a_single_layer() -> None:
     """With one layer keys and values hang on a token alone: frozen or new, they are the same."""
     pairs = some_pairs(np.random.default_rng(1), WIDE)
