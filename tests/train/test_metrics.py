@@ -71,3 +71,10 @@ def test_a_step_s_metrics_are_tensors_until_they_are_read() -> None:
         "masked_share": 0.5,
         "tokens": 24,
     }
+
+
+def test_an_interval_without_a_step_has_nothing_to_say() -> None:
+    facts = IntervalMetrics(clip_norm=1.0).facts()
+    assert set(facts["ce_by_t"].values()) == {None}
+    for share in ("clip_share", "prefix_share", "masked_share", "padding_share"):
+        assert facts[share] == 0.0
