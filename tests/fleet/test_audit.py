@@ -91,6 +91,18 @@ def test_a_compacted_run_still_has_every_rule_on_records(tmp_path: Path) -> None
     assert found.checks["I3"] == sum(len(s.accepted) for s in recorded(fleet))
 
 
+def test_after_a_compaction_what_is_still_there_is_checked(tmp_path: Path) -> None:
+    """Also where only a generation's update is on its record: its whole file followed it."""
+    kept = {"snapshot_every": 2, "snapshot_keep": 8}
+    fleet = until(begun(tmp_path, downlink="update", compact_every=3, **kept), 8)
+    told = recorded(fleet)
+    gone = [s.gen for s in told if s.global_weights.sha256 not in fleet.store.blobs]
+    assert 0 < len(gone) < len(told) - 2
+    found = audit(fleet)
+    assert found.violations == []
+    assert found.unchecked["I8"] == len(gone)
+
+
 def test_a_version_that_cannot_be_read_hides_nothing_but_itself(fleet: FakeFleet) -> None:
     """The averages that it told of are told by what followed."""
     for version in list(fleet.store.history(MAIN))[1:-1]:

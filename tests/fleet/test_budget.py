@@ -3,7 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diffurefill.fleet.budget import HOUR, MERGER_PARTS, CommitPart
+from diffurefill.fleet.budget import MERGER_PARTS, CommitPart
+
+HOUR = 3600.0
+"""Seconds over which a store counts commits."""
 
 
 @given(

@@ -164,6 +164,10 @@ def test_a_log_says_what_an_interval_was_like(fleet: FakeFleet) -> None:
     wanted = {"time", "incarnation", "gen", "seq", "tokens", "loss_mean", "delta_norm", "drift"}
     wanted |= {"machine", "store_errors", "tokens_per_second", "wall_tokens_per_second"}
     assert wanted <= push.keys()
+    pushes = [r for r in read_log(fleet.store, 0) if r["phase"] == "push"]
+    assert len(pushes) > 1
+    for push in pushes:  # by the wall the download counts too, and the wait for others
+        assert 0.0 < push["wall_tokens_per_second"] < push["tokens_per_second"]
 
 
 def test_a_figure_that_is_no_number_is_left_out_of_a_mean(
@@ -174,6 +178,12 @@ def test_a_figure_that_is_no_number_is_left_out_of_a_mean(
     monkeypatch.setattr(status, "read_log", lambda *_: lines)
     found = probes_by_generation(read_logs(fleet.store))
     assert {gen: probes.held_out_ce for gen, probes in found.items()} == {1: 2.0}
+
+
+def test_a_lane_without_a_log_is_passed_over(fleet: FakeFleet) -> None:
+    fleet.store.publish("w-07", {"reg_w07.json": b"{}"}, expect=None)
+    found = worker_statuses(read_logs(fleet.store), 0.0)
+    assert [w.worker for w in found] == [0, 1]
 
 
 def test_every_log_is_read_once(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:

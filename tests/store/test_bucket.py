@@ -64,7 +64,7 @@ def test_a_refused_publish_says_why_and_changes_nothing(
     run.publish("main", {"state": b"2"}, expect=first)
 
 
-@pytest.mark.parametrize("fault", [500, 503, 429, 408, HANG_UP])
+@pytest.mark.parametrize("fault", [500, 503, 429, 408, 412, HANG_UP])
 def test_passing_trouble_while_reading_or_staging_is_busy(
     run: Store, s3_server: ObjectServer, tmp_path: Path, fault: Fault
 ) -> None:
