@@ -260,6 +260,8 @@ REFILLS, BOUNDED = {"remask_fraction": 0.2}, {"quota": "threshold"}
         (FleetConfig, "compact_every", (0,), (-1,)),
         (FleetConfig, "commits_per_hour", (0,), (-1,)),
         (partial(FleetConfig, outer_step="nesterov"), "outer_momentum", (0, 0.999), (-0.1, 1.0)),
+        (partial(OptimConfig, total_steps=9), "warmup_steps", (0, 8), (-1, 9)),
+        (partial(OptimConfig, warmup_steps=2, total_steps=9), "tail_from_step", (2, 8), (1, 9)),
         (Stage, "num_passes", (1,), (-1,)),
         (Stage, "remask_fraction", (0.0, 1.0), (-0.1, 1.1)),
         (Stage, "min_p", (0.0, 0.999), (-0.1, 1.0)),
