@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from diffurefill import runtime
 from diffurefill.config import UserError
 from diffurefill.runtime import doctor, require_writable, set_threads
 
@@ -66,3 +67,14 @@ def test_a_trial_of_a_file_leaves_it_and_a_link_as_they_were(tmp_path: Path) -> 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "link"]
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "full").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "has"),
+    [("flags : fpu amx_bf16 avx", True), ("flags : fpu amx_bf16_new", False), (None, False)],
+)
+def test_matrix_units_are_what_the_cpu_s_flags_say(
+    monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, has: bool
+) -> None:
+    monkeypatch.setattr(runtime, "_text", lambda path: cpuinfo)
+    assert runtime.cpu_has_amx.__wrapped__() is has

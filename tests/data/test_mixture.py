@@ -126,9 +126,10 @@ def test_sources_that_no_phase_draws_from_are_not_opened(make_mix: MakeMix, tmp_
 
 
 def test_a_slot_without_a_document_shows_before_training(make_mix: MakeMix) -> None:
-    data, corpus = make_mix({"web": 40, "facts": 1}, num_slots=3)
-    with pytest.raises(UserError, match="source 'facts': lower"):
-        require_every_slot(corpus, data, 0)
+    for num_slots in (3, 16):
+        data, corpus = make_mix({"web": 400, "facts": 1}, num_slots=num_slots)
+        with pytest.raises(UserError, match="source 'facts': lower"):
+            require_every_slot(corpus, data, 0)
     data, corpus = make_mix({"web": 40, "facts": 40}, num_slots=3)
     require_every_slot(corpus, data, 0)
 

@@ -150,6 +150,8 @@ def test_words_and_numbers_merge(text: str, spans: list[str]):
         ("- Rome fell\n  * Rome fell\n> Rome fell\n2) Rome fell", [], []),
         ("he said, “Rome fell”, “Yes,” Rome said", ["Rome"], ["Rome"]),
         ("the end.Then - Rome", ["Rome"], ["Rome"]),
+        # Without a blank after its mark no sentence ends, whatever blanks come later.
+        ("he called hello!Rome (the end.(Rome) fell", ["Rome", "Rome"], ["Rome", "Rome"]),
         # S1 keeps a word before a name, not before the pronoun; and words with two capitals.
         ("Yesterday I left. Yesterday Rome fell.", ["Rome"], ["Yesterday Rome"]),
         ("NASA left. McDonald left. iPhones left.", ["iPhones"], ["NASA", "McDonald", "iPhones"]),
