@@ -8,7 +8,7 @@ import pytest
 from diffurefill.fleet import records
 from diffurefill.fleet.audit import audit_run
 from diffurefill.fleet.records import Inspection, Measured, Rejected, Saved, State
-from diffurefill.store.base import MAIN, Ref
+from diffurefill.store.base import MAIN, Ref, read_json
 from tests.fleet.damage import (
     audit,
     damage,
@@ -314,6 +314,23 @@ def test_i15_a_sound_contribution_that_was_refused(tmp_path: Path) -> None:
 
         forge(fleet, 2, refused)
         assert violated(fleet) == {"I15"}
+
+
+def test_i15_a_sound_contribution_that_was_refused_before_the_next_generation(
+    fleet: FakeFleet,
+) -> None:
+    """Only the newest version tells of it: its merger died before it published again."""
+    fleet.kill("merger")
+    fleet.run_until(lambda: False, seconds=60)
+    manifest = read_json(fleet.store, fleet.store.head("w-00"), records.worker_paths(0).manifest)
+    c = records.contribution_from_json(manifest)
+    assert c.base_gen == fleet.state.gen
+    assert violated(fleet) == set()
+    refused = Rejected(
+        worker=0, incarnation=c.incarnation, seq=c.seq, base_gen=c.base_gen, reason="config"
+    )
+    forge_last(fleet, lambda s: replace(s, rejected=(*s.rejected, refused)))
+    assert "I15" in violated(fleet)
 
 
 def test_i15_a_contribution_that_lay_there_and_was_passed_over(fleet: FakeFleet) -> None:
