@@ -32,7 +32,8 @@ from diffurefill.fleet.weights import KINDS, NotThere, describe, require_known, 
 from diffurefill.store.base import folder_of
 from diffurefill.train.checkpoint import newest_weights
 
-_HUB = re.compile(r"(hf://)?([\w.-]+/[\w.-]+)(@[\w./-]+)?")
+_HUB = re.compile(r"(hf://)?(\w[\w.-]*/[\w.-]+)(@[\w./-]+)?")
+"""No name of the hub begins with a dot: ./run is a folder, there or not."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,15 @@ class UnsafeStore(StoreError):
 class NoRun(UserError):
     """Nothing is at an address that should be a run's."""
 
-    def __init__(self, uri: str, otherwise: str = "") -> None:
-        super().__init__(f"no run at {uri}: make one with `diffurefill init {uri}`{otherwise}")
+    def __init__(self, uri: str, otherwise: str = "", stranger: str = "") -> None:
+        """`stranger`: a file of something else that lies there."""
+        if stranger:
+            super().__init__(
+                f"no run at {uri}, which holds other files ({stranger} among them): give the "
+                "address of a run, or make one with `diffurefill init ./run`"
+            )
+        else:
+            super().__init__(f"no run at {uri}: make one with `diffurefill init {uri}`{otherwise}")
 
 
 @dataclass(frozen=True)
@@ -317,11 +324,18 @@ ADDRESSES = (
 )
 
 
+SCHEMES = ("hf", "s3", "gs", "az", "file")
+
+
 def folder_of(uri: str) -> Path | None:
-    """The folder that `uri` names; None where it names something else."""
+    """The folder that `uri` names; None where it names something else. UserError for an address
+    that lost a slash: a folder of that name would be no place to meet."""
     scheme, separator, rest = uri.partition("://")
     if separator and scheme != "file":
         return None
+    near, colon, path = uri.partition(":")
+    if not separator and colon and near in SCHEMES:
+        raise UserError(f"{uri}: did you mean {near}://{path.lstrip('/')}? (a folder: ./{uri})")
     return Path(rest if separator else uri)
 
 
@@ -358,6 +372,10 @@ def require_free(uri: str) -> None:
             from diffurefill.store.hub import require_token
 
             require_token(uri)
+        elif (folder := folder_of(uri)) is not None:
+            from diffurefill.store.folder import require_unused
+
+            require_unused(folder)
         return
     store = open_store(uri, create=True)  # makes nothing new, and says whether a run may be made
     require_no_run(store)

@@ -23,6 +23,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from diffurefill.config import UserError
 from diffurefill.store.base import (
     MAIN,
     Change,
@@ -63,10 +64,29 @@ from diffurefill.store.layout import (
 )
 from diffurefill.store.selftest import prove_conditional_writes
 
+PARTS = ("blobs", "lanes", "tmp")
 BLOCK_BYTES = 1 << 20
 STALE_TMP_SECONDS = 86_400.0
 _TMP_NAME = re.compile(r"[0-9a-f]{32}\.tmp")
 """What `_tmp` calls its files: a person may keep others in a folder of that name."""
+
+
+def strangers(root: Path) -> list[str]:
+    """What lies in `root` and is of no store, in order; hidden files are nobody's."""
+    if not root.is_dir():
+        return []
+    with disk_errors(root):
+        names = sorted(path.name for path in root.iterdir())
+    return [name for name in names if name not in PARTS and not name.startswith(".")]
+
+
+def require_unused(root: Path) -> None:
+    """UserError where a new run would lie among files of something else: its own text, say."""
+    if theirs := strangers(root):
+        raise UserError(
+            f"{root} holds files that are of no run, {theirs[0]} among them: give the run a folder "
+            "of its own, such as ./run"
+        )
 
 
 class FolderStore:
@@ -80,10 +100,10 @@ class FolderStore:
         require_folder(self.root)
         if create:
             with disk_errors(self.root):
-                for name in ("blobs", "lanes", "tmp"):
+                for name in PARTS:
                     make_folder(self.root / name)
         elif not (self.root / "lanes").is_dir():
-            raise NoRun(str(root))
+            raise NoRun(str(root), stranger=next(iter(strangers(root)), ""))
 
     def selftest(self) -> None:
         # A fresh name: two mergers may test at once, and a killed test leaves its lane behind.
