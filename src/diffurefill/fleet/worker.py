@@ -148,7 +148,7 @@ class Worker:
             waited = self._clock() - waiting_since
             pending = self._is_pending(now.state)
             if self._session_is_over():
-                self._report(f"worker {self.number}: the session ends; what it pushed will count")
+                self._report(f"worker {self.number}: the session ends; {self._what_counts()}")
                 return
             if pending:
                 yield from self._wait(now.state, waited)
@@ -321,6 +321,15 @@ class Worker:
     def _session_is_over(self) -> bool:
         """Whether no time is left for a push; then there is none for training either."""
         return self._session_ends(self._push_seconds)
+
+    def _what_counts(self) -> str:
+        if self._seq:
+            return "what it pushed will count"
+        fewest = self._run.config.fleet.min_partial_steps
+        return (
+            f"nothing was pushed: that takes {fewest} steps (fleet.min_partial_steps) and about "
+            f"{2 * self._push_seconds:.0f} s for the push"
+        )
 
     def _is_worth_pushing(self, state: State) -> bool:
         steps = self._interval.steps
