@@ -221,3 +221,12 @@ def test_the_command_follows_a_real_run(tmp_path: Path, capsys: pytest.CaptureFi
     assert "generation 0, global: held_out" in capsys.readouterr().out
     for wrong in (["--follow"], ["--log", str(log)], ["--follow", "--log", "none/such/log"]):
         assert main(["probe", store, *wrong]) == 2
+
+
+def test_the_end_is_told_where_nothing_was_left_to_probe_too(tmp_path: Path) -> None:
+    fleet = until(begun(tmp_path), 3)
+    for _ in range(2):
+        fleet.said.clear()
+        fleet.add("prober", prober(fleet, until=2))
+        assert fleet.run_until(lambda: "prober" not in fleet.actors)
+        assert any(line.startswith("probed up to generation 2; ") for line in fleet.said)

@@ -52,7 +52,7 @@ class ProbeLog:
     def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
         """Opens `path` to go on with it. `about`: the run and the versions of the probes, which
         every line repeats. Raises UserError where the lines that are there are of others."""
-        self._path, self._about = path, dict(about)
+        self.path, self._about = path, dict(about)
         self.done: set[Key] = set()
         content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
@@ -67,19 +67,19 @@ class ProbeLog:
             key = record["weights"], record["gen"]
         except (ValueError, TypeError, KeyError):
             raise UserError(
-                f"{self._path}, line {number} is not of a probe's log: name another --log"
+                f"{self.path}, line {number} is not of a probe's log: name another --log"
             ) from None
         for name, ours in self._about.items():
             if record.get(name) != ours:
                 raise UserError(
-                    f"{self._path}, line {number} is of another {name} ({record.get(name)}, not "
+                    f"{self.path}, line {number} is of another {name} ({record.get(name)}, not "
                     f"{ours}), and figures of two are not kept together: name another --log"
                 )
         return key
 
     def add(self, key: Key, figures: Mapping[str, Any]) -> None:
         record = {"weights": key[0], "gen": key[1], **self._about, **figures}
-        with open(self._path, "a", encoding="utf-8") as file:
+        with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
         self.done.add(key)
 
@@ -120,6 +120,7 @@ def following(
             run.forget(set())
             report(f"generation {item.gen}, {item.weights}: {_brief(figures)}")
         if until is not None and _is_there(now.state, until, kinds):
+            report(f"probed up to generation {until}; {len(log.done)} lines in {log.path}")
             return
         yield run.config.fleet.poll_seconds
 
