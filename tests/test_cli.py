@@ -1,10 +1,16 @@
 """The command line: quick help without torch, clear one-line errors, honest exit codes."""
 
+import ast
+import dataclasses
+import inspect
+import itertools
 import os
 import shlex
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,9 +18,37 @@ from diffurefill import cli
 from diffurefill.cli import COMMANDS, main
 from diffurefill.commands import common
 from diffurefill.commands.common import progress, say
+from diffurefill.commands.facts import Factbook, Templates, Write
 from diffurefill.commands.fleet import Status
+from diffurefill.config import (
+    DataConfig,
+    DecodeConfig,
+    FleetConfig,
+    ModelConfig,
+    ObjectiveConfig,
+    OptimConfig,
+    ProbeConfig,
+    RunConfig,
+    Source,
+    Stage,
+    TrainConfig,
+)
 from diffurefill.store.base import Busy, Corrupt, StoreError
 from tests.tiny import tiny_config, write_config, write_corpus
+
+SETTINGS = (
+    RunConfig,
+    ModelConfig,
+    DataConfig,
+    Source,
+    ObjectiveConfig,
+    OptimConfig,
+    TrainConfig,
+    FleetConfig,
+    ProbeConfig,
+    DecodeConfig,
+    Stage,
+)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -36,6 +70,34 @@ def test_help_imports_no_torch(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert f"diffurefill {command}" in done.stdout
+
+
+def undescribed(command: type[Any]) -> list[str]:
+    """Fields of a dataclass, inherited ones too, that no text explains in `--help`."""
+    missing = []
+    for made_of in command.__mro__:
+        if not dataclasses.is_dataclass(made_of):
+            continue
+        [tree] = ast.parse(textwrap.dedent(inspect.getsource(made_of))).body
+        assert isinstance(tree, ast.ClassDef)
+        for field, after in itertools.pairwise([*tree.body, ast.Pass()]):
+            told = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+            if isinstance(field, ast.AnnAssign) and not told:
+                missing.append(ast.unparse(field.target))
+    sections = [f.name for f in dataclasses.fields(RunConfig) if f.name != "seed"]
+    return [name for name in missing if name not in ("settings", "how", "arguments", *sections)]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_is_complete(command: str) -> None:
+    title = (COMMANDS[command].__doc__ or "").splitlines()[0]
+    assert title.endswith("."), "the list of commands shows this line alone"
+    assert undescribed(COMMANDS[command]) == []
+
+
+@pytest.mark.parametrize("settings", [*SETTINGS, Write, Templates, Factbook])
+def test_every_setting_is_explained(settings: type[Any]) -> None:
+    assert undescribed(settings) == []
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -83,6 +145,40 @@ def expect_mistake(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_a_store_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("worker", "merger", "status", "audit", "generate", "probe"):
         assert "diffurefill init" in expect_mistake(capsys, command, str(tmp_path / "none"))
+
+
+def test_a_folder_of_something_else_is_named_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "books").mkdir()
+    write_corpus(tmp_path / "books")
+    for command in ("worker", "merger", "status", "audit", "generate", "probe"):
+        said = expect_mistake(capsys, command, str(tmp_path / "books"))
+        assert "which holds other files" in said
+        assert f"init {tmp_path}" not in said
+
+
+@pytest.mark.parametrize("command", ["worker", "status", "generate", "init"])
+def test_an_address_that_lost_a_slash_is_no_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for address in ("hf:/user/repo", "hf:user/repo"):
+        said = expect_mistake(capsys, command, address)
+        assert "did you mean hf://user/repo?" in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_not_looked_for_on_the_hub(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for place in ("./none", "../none"):
+        for command in ("generate", "probe"):
+            assert "no run at" in expect_mistake(capsys, command, place)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ class Card:
     results: tuple[Path, ...] = ()
     """Files of `probe --json`, `probe --follow --log`, `evaluate --out` and `pick --out`."""
     name: str = "DiffuRefill model"
+    """The card's title."""
     repo: str = "."
     """Where readers find the model: user/repo."""
     license: str | None = None

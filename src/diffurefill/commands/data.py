@@ -48,6 +48,7 @@ class Preview:
     """Show one batch as training sees it: documents, masks and spans in colours."""
 
     preset: str = "demo"
+    """The starting configuration; see also --config."""
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Preview:
     rows: int = 4
     """How many rows."""
     slot: int = 0
+    """The data slot whose rows are shown: worker 0 reads slot 0."""
     step: int = 0
     """Of this global step's mixture."""
     html: Path | None = None
@@ -92,6 +94,7 @@ class Pack:
     """Time the way from text to rows, and say what the rows hold."""
 
     preset: str = "demo"
+    """The starting configuration; see also --config."""
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
@@ -100,6 +103,7 @@ class Pack:
     rows: int = 1000
     """How many rows to make."""
     slot: int = 0
+    """The data slot whose rows are shown: worker 0 reads slot 0."""
     step: int = 0
     """Of this global step's mixture."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)

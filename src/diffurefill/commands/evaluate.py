@@ -46,6 +46,7 @@ class Evaluate:
     """chain: exact, left to right. right_to_left, confidence, margin, entropy: exact for the
     sampler of that order. elbo: a Monte Carlo bound."""
     tokens_per_pass: int = 1
+    """Of the sampler whose likelihood is taken: k tokens a pass make n / k rows of n tokens."""
     right_masks: int = RIGHT_MASKS
     """MASKs behind the continuation: room for the text to go on. 0: it ends with its last token,
     where a model trained on whole documents expects EOS."""
@@ -68,7 +69,9 @@ class Evaluate:
     batch_rows: int = 16
     """Rows of a batch of the harness's own backend."""
     seed: int = 0
+    """Of the masks of elbo, of untrained weights (random:) and of the intervals."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     out: Path | None = None
     """Write everything, every item too, to this JSON file."""
 

@@ -30,6 +30,7 @@ class _HeldOut:
     licence: str = "unknown"
     """Licence of sources that do not name their own, for example "CC BY-SA 4.0"."""
     seed: int = 0
+    """Of patterns and orders that are drawn."""
 
     def subjects(self) -> frozenset[str]:
         from diffurefill.data.facts.leads import read_subjects
@@ -67,6 +68,7 @@ class Write(_HeldOut):
     model: str
     """The model's name there."""
     style: Literal["restate", "sentences"] = "restate"
+    """restate: the document again in other words. sentences: its facts, one a sentence."""
     num_sentences: int = 8
     """Sentences to ask for about each document (style sentences)."""
     limit: int | None = None

@@ -47,6 +47,7 @@ class Worker:
     """Train for a run: adopt the global, take local steps, push, wait. May be killed any time."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
     worker: int | None = None
     """Number and data slot; the first one nobody holds by default. Never the same twice."""
     rounds: int | None = None
@@ -73,6 +74,7 @@ class Merger:
     """Average what the workers push into the next global. May be killed at any time."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
     generations: int | None = None
     """Stop when so many generations exist."""
     guard: bool = True
@@ -93,6 +95,7 @@ class Status:
     """The fleet, as the logs that workers push tell it."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
 
     def run(self) -> int:
         from rich.console import Console
@@ -109,6 +112,7 @@ class Rollback:
     """Publish an earlier generation again, as a new one. A merger at work goes on from it."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
     to: int | None = None
     """The generation to return to; the one before the newest by default."""
 
@@ -124,6 +128,7 @@ class Compact:
     """Give back the room of old globals and payloads; what they held can be audited no more."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
 
     def run(self) -> int:
         from diffurefill.fleet.manage import compact
@@ -137,6 +142,7 @@ class Audit:
     """Re-derive a run's history from its store and check it against the protocol's invariants."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
 
     def run(self) -> int:
         from diffurefill.copies import local_copies

@@ -47,12 +47,14 @@ class Train:
     steps: int | None = None
     """Stop at this step; optim.total_steps by default."""
     preset: str = "demo"
+    """The starting configuration; see also --config."""
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
     """Paths of the only source: short for a [[data.sources]] section, whose text field is
     --data.sources.0.text-column."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     device: str | None = None
     """cpu, cuda, cuda:1 ...; a GPU by default where there is one."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
@@ -189,8 +191,10 @@ class Generate(_Writing):
 
 @dataclass(kw_only=True)
 class Infill(_Writing):
-    """Fill gaps anywhere in a text, both sides in view; each gap to its length, so that no text
-    ends inside."""
+    """Fill gaps anywhere in a text, both sides in view.
+
+    Each gap is filled to its length: no text ends inside.
+    """
 
     text: str
     """The text, with [MASK*12] where 12 tokens are to be filled; any number of gaps."""

@@ -30,6 +30,7 @@ class BenchPilot:
     train_steps: int | None = None
     """Train to this step; optim.total_steps by default."""
     preset: str = "demo"
+    """The starting configuration; see also --config."""
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class BenchPilot:
     skip_prompts: int = 0
     """Leave so many of them out: tune on others than are reported."""
     prompt_tokens: int = 32
+    """Tokens of each prompt."""
     num_tokens: int = 128
     """Tokens to write behind each prompt."""
     batch_rows: int = 32
@@ -53,6 +55,7 @@ class BenchPilot:
     out: Path | None = None
     """The result file; pilot.json in the folder by default."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)
 
     def run(self) -> int:

@@ -103,6 +103,7 @@ class ProbeFacts:
     num_facts: int = 1050
     """As many from each relation as there are, up to an equal share."""
     seed: int = 0
+    """Of the choice of facts and of wrong answers."""
 
     def run(self) -> int:
         from diffurefill.evaluate.facts.build import build_fact_probe, choice_by_frequency

@@ -17,6 +17,7 @@ class Pick:
     """Which weights to release: global, EMA, SWA and means of the last globals on all probes."""
 
     store: Positional[str]
+    """The run's address: ./run, hf://user/repo, s3://bucket/run ..."""
     out: Path = Path("pick.json")
     """Where every figure goes, item by item."""
     last: tuple[int, ...] = (3, 5)
@@ -56,6 +57,7 @@ class Export:
     decode: str | None = None
     """A decode preset as the model's default; the run's own otherwise."""
     format: Literal["hf", "pt"] = "hf"
+    """hf: what transformers opens. pt: weights and configuration in one torch.save file."""
     replace: bool = False
     """Write over an earlier export. Files in it that no export wrote are kept."""
     public: bool = False
@@ -188,6 +190,7 @@ class Import:
     """Weights from a torch.save file, read without running any of it, as an exported folder."""
 
     file: Positional[Path]
+    """The .pt file."""
     to: Path
     """The folder to make."""
     preset: str | None = None
@@ -199,6 +202,7 @@ class Import:
     names: Path | None = None
     """JSON: our names of tensors to the file's, one or several to be joined; {} is the block."""
     replace: bool = False
+    """Write over an earlier import."""
 
     def run(self) -> int:
         from diffurefill.copies import local_copies

@@ -49,10 +49,13 @@ class BenchSpeed:
     compile: bool = False
     """Draft and refill, and one or eight a pass, with compiled blocks."""
     repeats: int = 5
+    """Timed runs; the median counts."""
     warmups: int = 2
+    """Runs before them that are not timed."""
     seconds: float = 60.0
     """Run nobody again that has taken so long."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     json: bool = False
     """Print one JSON object instead of the table."""
     out: Path | None = None

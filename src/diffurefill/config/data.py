@@ -13,6 +13,7 @@ class Source:
     """One source of documents; a mixture draws from it by its name."""
 
     name: str = "text"
+    """What shares, logs and probes call it."""
     paths: tuple[str, ...] = ("python:",)
     """`python:` (the standard library of this interpreter), or files, folders and globs of Parquet,
     JSONL and text: local, `hf://datasets/...`, `s3://`, `gs://`, `az://`, or an `https://` file."""
@@ -56,6 +57,7 @@ class DataConfig:
     """Where text comes from and how it becomes rows."""
 
     sources: tuple[Source, ...] = (Source(),)
+    """What is read, each under its name."""
     phases: tuple[Phase, ...] = ()
     """Which shares of the documents the sources get, and when; may be left out for one source."""
     probe_sources: tuple[Source, ...] = ()

@@ -161,6 +161,7 @@ class DecodeConfig:
     """Draft and refill as the card sets them; other decoders are other stages."""
 
     stages: tuple[Stage, ...] = (DRAFT, REFILL)
+    """The draft, then refills, in this order."""
     block_length: int = 0
     """Above 0, for long texts: fillable positions are filled in blocks of so many from left to
     right, each by all stages, those to its right still masked. 0: all at once."""

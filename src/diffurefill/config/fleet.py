@@ -49,8 +49,12 @@ class FleetConfig:
     downlink: Downlink = "full"
     """`update`: a new global is announced as an int8 step; the whole file follows later."""
     outer_step: Literal["replacement", "sgd", "nesterov", "orthogonal"] = "replacement"
+    """What the merger does with the workers' mean difference: takes it whole (`replacement`), or
+    as a step of SGD, Nesterov or an orthogonalised one."""
     outer_lr: float = 1.0
+    """Rate of that step."""
     outer_momentum: float = 0.0
+    """Momentum of `nesterov`."""
     adoption: Literal["replace", "keep_drift"] = "replace"
     """`keep_drift`: train on while waiting and add the global's change (an arm that lost)."""
 

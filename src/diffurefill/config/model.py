@@ -9,16 +9,24 @@ from diffurefill.config.checks import require, require_not_negative, require_pos
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The transformer. Defaults are the 1.08B model of the report (1,075,980,288 parameters)."""
+    """The transformer."""
+
+    # By default the 1.08B model of the report (1,075,980,288 parameters), as preset base-1b.
 
     vocab_size: int = 73_760
     """Rows of the tied embedding: pieces, then MASK and PAD, then unused rows."""
     width: int = 2048
+    """D: numbers that stand for a position between blocks."""
     layers: int = 18
+    """Transformer blocks."""
     heads: int = 16
+    """Attention heads of a block; width / heads is the size of one."""
     ffn_width: int = 5632
+    """Hidden width of a block's SwiGLU."""
     rope_base: float = 10_000.0
+    """Base of the rotary position angles."""
     norm_eps: float = 1e-5
+    """Added to the mean square in RMS norms."""
     causal: bool = False
     """True makes the autoregressive twin: same parameters, causal attention."""
 

@@ -15,9 +15,13 @@ class ProbeConfig:
     """Fixed held-out rows with stored masks, made once by `init`."""
 
     num_rows: int = 64
+    """Rows of each set, where it has text for so many."""
     mask_rates: tuple[float, ...] = (0.3, 0.6, 0.9)
+    """Cross entropy is taken with these shares of a row masked."""
     decoding_mask_rate: float = 0.5
+    """Share of a row that is masked when decoding accuracy is asked."""
     decoding_passes: int = 8
+    """Passes in which those positions are then filled."""
     sets: tuple[str, ...] = ()
     """Names of data.probe_sources that are probed each on its own (wiki, code), not as held-out
     text. The held-out probe reads the other probe sources, or the held-out documents."""

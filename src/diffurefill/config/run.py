@@ -25,6 +25,7 @@ class RunConfig:
     """Everything that defines a run."""
 
     seed: int = 0
+    """Of everything drawn: first weights, order of documents, masks."""
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)

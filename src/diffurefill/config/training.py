@@ -10,13 +10,15 @@ from diffurefill.config.checks import require, require_not_negative, require_pos
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """What is masked and how the loss is weighted (spec: algorithms 1)."""
+    """What is masked and how the loss is weighted."""
 
     t_min: float = 0.15
     """t ~ U(t_min, 1) per row. 0.15 is the card's value; 0 is the report's U(0, 1)."""
     prefix_rows: float = 0.5
     """Share of rows that keep a clean prefix of random length: the shape of prompted text."""
     loss: Literal["pooled", "row", "elbo"] = "pooled"
+    """Of the masked tokens' cross entropies: `pooled` their mean, `row` the mean of the rows'
+    means, `elbo` each weighted by its row's 1 / t."""
     self_repair: float = 0.0
     """Share of rows that learn to mend the model's own draft: filled by its samples, of which the
     least sure fifth is masked again. The card's pilot found it harmful or neutral."""
@@ -57,14 +59,19 @@ class OptimConfig:
     cautious: bool = False
     """No weight moves against its gradient of the step; what still moves makes up for it."""
     warmup_steps: int = 500
+    """Steps in which the rate rises from zero to its peak."""
     total_steps: int = 200_000
+    """Steps of the whole schedule."""
     floor: float = 0.1
     """The cosine ends at this share of the peak at total_steps."""
     tail_from_step: int | None = None
     """From here the rate falls linearly to zero at total_steps; None leaves the cosine alone."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of AdamW's two moments."""
     eps: float = 1e-8
+    """Added to the root of AdamW's second moment."""
     weight_decay: float = 0.1
+    """Decoupled, of matrices alone."""
     clip_norm: float = 1.0
     """Gradients of a larger norm are scaled down to it; inf: none is."""
 
@@ -102,6 +109,7 @@ class TrainConfig:
     """Blocks as compiled graphs. auto: on a GPU of sm_80 or later; on: on a CPU too. A machine that
     cannot compile trains without, and says so."""
     log_every_steps: int = 10
+    """Steps from one line of the log to the next."""
 
     def __post_init__(self) -> None:
         require(self.batch_rows >= 1, "train.batch_rows must be at least 1")

@@ -24,6 +24,7 @@ class BenchAttention(Bench):
     """Attention alone at a preset's shape: each backend on its documents, beside no documents."""
 
     repeats: int = 10
+    """Timed runs; the median counts."""
 
     def measure(self, config: RunConfig, device: torch.device) -> dict[str, Any]:
         require_repeats(self.repeats)

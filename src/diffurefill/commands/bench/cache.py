@@ -44,6 +44,7 @@ class BenchCache:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Of the weights while they write. auto: float32 on a CPU, half of it on a GPU."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     seed: int = 0
     """Of the first prompt; the next has the next number."""
     json: bool = False

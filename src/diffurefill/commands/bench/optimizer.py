@@ -43,6 +43,7 @@ class BenchOptimizer(Bench):
     """An optimiser step, ours and torch's, beside forward and backward of one micro-batch."""
 
     repeats: int = 5
+    """Timed runs; the median counts."""
 
     def measure(self, config: RunConfig, device: torch.device) -> dict[str, Any]:
         require_repeats(self.repeats)

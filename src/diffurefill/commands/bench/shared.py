@@ -33,6 +33,7 @@ class Bench:
     """The options of every bench."""
 
     preset: str = "demo"
+    """The starting configuration; see also --config."""
     config: Path | None = None
     """A TOML file laid over the preset; flags are laid over both."""
     data: tuple[str, ...] = ()
@@ -40,6 +41,7 @@ class Bench:
     device: str | None = None
     """cpu, cuda, cuda:1 ...; the one that training takes by default."""
     threads: int | None = None
+    """Limit on CPU threads; all cores by default."""
     json: bool = False
     """Print one JSON object instead of the table."""
     settings: Annotated[RunConfig, tyro.conf.arg(name="")] = field(default_factory=RunConfig)

@@ -57,6 +57,7 @@ class Simulate:
     """What a fleet would achieve, in virtual time: rounds, waiting, tokens, bytes, commits."""
 
     workers: int = 4
+    """Workers that train at the same time."""
     lifetime: str = "never"
     """Mean life of a worker, such as 2h; `never`: nobody dies. The report's was about 3.7h."""
     bandwidth: str = "100MB/s"
@@ -64,12 +65,15 @@ class Simulate:
     merger_bandwidth: str = "1GB/s"
     """Of the merger's machine, both ways."""
     params: str = "1.08e9"
+    """Parameters of the model."""
     codec: Codec = "fp32-delta"
     """How contributions travel."""
     downlink: Downlink = "full"
     """How new globals travel; `update`: as an int8 step, the whole file later."""
     local_steps: int = 150
+    """fleet.local_steps"""
     tokens_per_step: int = 131_072
+    """Tokens of an optimiser step."""
     tokens_per_second: float = 46_600.0
     """Of a worker while it trains."""
     latency: str = "0.2s"
@@ -83,6 +87,7 @@ class Simulate:
     hours: float | None = None
     """Virtual hours to count; by default as many as need a few seconds each."""
     seed: int = 0
+    """Of lives and jitter: the same seed tells the same hours."""
     json: bool = False
     """Print every figure as JSON."""
     replay: int | None = None
