@@ -49,6 +49,25 @@ def test_a_session_that_ends_while_it_waits_leaves_its_contribution(tmp_path: Pa
     expect_sound(fleet)
 
 
+def test_a_worker_says_once_that_nobody_merges(tmp_path: Path) -> None:
+    fleet = FakeFleet(MemoryStore(), tmp_path, FLEET)
+    fleet.add_worker(0, session_seconds=PUSH_MARGIN + 10 * FLEET.lease_seconds)
+    fleet.run_until(lambda: "w0" not in fleet.actors)
+    assert sum("is it running? `diffurefill merger " in line for line in fleet.said) == 1
+
+
+def test_a_worker_says_nothing_of_a_merger_that_waits_for_others(tmp_path: Path) -> None:
+    patient = replace(FLEET, min_fresh=2, grace_seconds=10 * FLEET.lease_seconds)
+    fleet = FakeFleet(MemoryStore(), tmp_path, patient)
+    fleet.add_merger()
+    fleet.add_worker(0)
+    fleet.add_worker(1)
+    assert fleet.until_generation(1)
+    fleet.kill("w1")
+    assert fleet.until_generation(2)
+    assert not any("is it running?" in line for line in fleet.said)
+
+
 def test_a_late_contribution_is_merged_with_less_weight_where_the_run_says_so(
     tmp_path: Path,
 ) -> None:

@@ -7,6 +7,7 @@ asked for a few times more before they are believed. Source: spec fleet.md 4 (fa
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Generator
 from typing import TypeVar
@@ -61,3 +62,22 @@ class Patience:
                 told = True
             yield wait * self._jitter.uniform(1.0, 1.5)
             pause = min(2.0 * pause, LONGEST_PAUSE)
+
+
+class Watch:
+    """Whether a lane moves: how long it has been silent, told once each time it falls silent."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float]) -> None:
+        """`seconds`: no shorter silence is told."""
+        self._seconds, self._clock = seconds, clock
+        self._version, self._since = "", math.inf
+
+    def silence(self, version: str) -> float | None:
+        """Seconds without a version after `version`, the lane's newest; None: nothing to tell."""
+        if version != self._version:
+            self._version, self._since = version, self._clock()
+        silent = self._clock() - self._since
+        if silent <= self._seconds:
+            return None
+        self._since = math.inf
+        return silent

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import random
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
@@ -25,7 +26,7 @@ from diffurefill.config import UserError
 from diffurefill.fleet import protocol
 from diffurefill.fleet.lane import WorkerLane
 from diffurefill.fleet.log import WorkerLog
-from diffurefill.fleet.patience import Patience
+from diffurefill.fleet.patience import Patience, Watch
 from diffurefill.fleet.records import Contribution, Cursor, State
 from diffurefill.fleet.run import Run, Snapshot
 from diffurefill.store.base import Busy, Corrupt, NotFound
@@ -130,6 +131,8 @@ class Worker:
         self._ends_at = clock() + session_seconds
         self._push_seconds = PUSH_SECONDS
         self._seq = self._num_merged = self._num_unsound = self._num_late = 0
+        # A merger that lives moves its lane within its lease.
+        self._merger = Watch(2 * run.config.fleet.lease_seconds, clock)
         self._moment_steps = 0
         """Steps since the optimiser's moments were empty."""
         self._pending: Contribution | None = None
@@ -151,7 +154,7 @@ class Worker:
                 self._report(f"worker {self.number}: the session ends; {self._what_counts()}")
                 return
             if pending:
-                yield from self._wait(now.state, waited)
+                yield from self._wait(now, waited)
             elif rounds is not None and self._num_merged >= rounds:
                 self._report(f"worker {self.number}: {self._num_merged} contributions merged, done")
                 return
@@ -159,8 +162,10 @@ class Worker:
                 yield from self._work(now, waited)
                 waiting_since = self._clock()
 
-    def _wait(self, state: State, waited: float) -> Iterator[float]:
+    def _wait(self, now: Snapshot, waited: float) -> Iterator[float]:
         """A pushed contribution is not decided yet: show signs of life, or keep drifting."""
+        state = now.state
+        self._watch_merger(now.version.id)
         if self._lane.log_is_due():
             self._log.note("wait", {"gen": state.gen, "wait_seconds": waited}, quiet=True)
         yield from self._lane.beat(len(state.live))
@@ -170,6 +175,14 @@ class Worker:
             while self._interval.steps < fleet.local_steps and self._clock() < until:
                 yield from self._step(state)
         yield max(0.0, until - self._clock())
+
+    def _watch_merger(self, main: str) -> None:
+        if silent := self._merger.silence(main):
+            self._report(
+                f"worker {self.number}: no sign of a merger for {silent:.0f} s, and what was "
+                "pushed waits for one: is it running? "
+                f"`diffurefill merger {shlex.quote(self._run.store.uri)}`"
+            )
 
     def _work(self, now: Snapshot, waited: float) -> Iterator[float]:
         """Adopt the global and train on it; push unless a newer global appears meanwhile.
