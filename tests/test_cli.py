@@ -32,6 +32,7 @@ from diffurefill.config import (
     Source,
     Stage,
     TrainConfig,
+    UserError,
 )
 from diffurefill.store.base import Busy, Corrupt, StoreError
 from tests.tiny import tiny_config, write_config, write_corpus
@@ -395,3 +396,20 @@ def test_doctor_tests_a_folder_before_there_is_a_run(
     for place in ("file", "file/below"):
         expect_mistake(capsys, "doctor", str(tmp_path / place))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_judge_that_is_not_here_is_told_before_models_are_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    pair = tmp_path / "pair"
+    said = expect_mistake(capsys, "bench", "pilot", str(pair), "--judge", str(tmp_path / "j.gguf"))
+    assert "name an existing file" in said
+    assert not pair.exists()
+
+
+def test_an_export_without_its_run_is_told(tmp_path: Path) -> None:
+    from diffurefill.fleet.exported import read_run_config
+
+    with pytest.raises(UserError, match=r"lacks run\.toml, .*fetch the whole folder"):
+        read_run_config(tmp_path)

@@ -61,7 +61,7 @@ class BenchPilot:
     def run(self) -> int:
         from rich.console import Console
 
-        from diffurefill.evaluate.judge import require_transformers
+        from diffurefill.evaluate.judge import place_of, require_transformers
         from diffurefill.evaluate.judged import judged_table
         from diffurefill.pilot.arms import choose_arms, pilot_arms
         from diffurefill.pilot.run import Plan, run_pilot, train_pair
@@ -72,6 +72,7 @@ class BenchPilot:
         if min(self.prompts, self.prompt_tokens, self.num_tokens, self.batch_rows) < 1:
             raise UserError("--prompts, --prompt-tokens, --num-tokens, --batch-rows: at least 1")
         require_transformers("the pilot's judge")
+        place_of(self.judge)  # before two models are trained
         if self.out is not None:
             require_writable(self.out)
         tuned = load_preset(self.decode).decode

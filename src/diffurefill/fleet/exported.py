@@ -50,6 +50,11 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(folder: Path) -> RunConfig:
+    if not (folder / RUN_CONFIG).is_file():
+        raise UserError(
+            f"{folder} lacks {RUN_CONFIG}, which `export` writes beside the weights: fetch the "
+            "whole folder"
+        )
     return configs.load_file(folder / RUN_CONFIG, RunConfig())
 
 
