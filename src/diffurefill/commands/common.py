@@ -10,6 +10,10 @@ from typing import Any
 from diffurefill.config import RunConfig, dumps, with_paths
 from diffurefill.store.base import open_store
 
+RIGHT_MASKS = 8
+"""Room for a sentence's end and EOS behind a continuation. A model trained on whole documents knows
+that its row ends with EOS: with no room the last token is scored against it, and a greedy flag
+(LAMBADA) is never true."""
 PLAIN_SECONDS = 30.0
 """Between two plain lines of progress, where they cannot be rewritten: a log is to be read."""
 _silent_since: float | None = None

@@ -14,16 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from diffurefill.commands.common import progress, say
+from diffurefill.commands.common import RIGHT_MASKS, progress, say
 from diffurefill.config import UserError
 
 if TYPE_CHECKING:
     from diffurefill.evaluate.likelihood.scorer import Scorer
-
-RIGHT_MASKS = 8
-"""Room for a sentence's end and EOS behind a continuation. A model trained on whole documents knows
-that its row ends with EOS: with no room the last token is scored against it, and a greedy flag
-(LAMBADA) is never true."""
 
 Method = Literal["chain", "right_to_left", "confidence", "margin", "entropy", "elbo"]
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lm_eval.api.registry import register_model  # pyrefly: ignore[missing-import]
 
-from diffurefill.commands.evaluate import RIGHT_MASKS
+from diffurefill.commands.common import RIGHT_MASKS
 from diffurefill.commands.scored_models import Reading, filler, scoring_model
 from diffurefill.config import UserError
 from diffurefill.evaluate.harness.lm import DiffusionLM
