@@ -37,7 +37,6 @@ def test_no_run_is_made_where_a_models_folder_would_hide_it(
     [
         ("ftp://host/run", "no store speaks ftp"),
         ("run", "there is a run at"),
-        ("", "afile among them: give the run a folder of its own"),
         ("afile", "afile is a file"),
         ("afile/run", "afile is a file"),
         ("s3://bucket/run", "no keys for https://minio.lan"),

@@ -372,10 +372,6 @@ def require_free(uri: str) -> None:
             from diffurefill.store.hub import require_token
 
             require_token(uri)
-        elif (folder := folder_of(uri)) is not None:
-            from diffurefill.store.folder import require_unused
-
-            require_unused(folder)
         return
     store = open_store(uri, create=True)  # makes nothing new, and says whether a run may be made
     require_no_run(store)

@@ -23,7 +23,6 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from diffurefill.config import UserError
 from diffurefill.store.base import (
     MAIN,
     Change,
@@ -78,15 +77,6 @@ def strangers(root: Path) -> list[str]:
     with disk_errors(root):
         names = sorted(path.name for path in root.iterdir())
     return [name for name in names if name not in PARTS and not name.startswith(".")]
-
-
-def require_unused(root: Path) -> None:
-    """UserError where a new run would lie among files of something else: its own text, say."""
-    if theirs := strangers(root):
-        raise UserError(
-            f"{root} holds files that are of no run, {theirs[0]} among them: give the run a folder "
-            "of its own, such as ./run"
-        )
 
 
 class FolderStore:
