@@ -171,6 +171,21 @@ def test_a_file_is_no_folder_to_train_in(tmp_path: Path, name: str) -> None:
         train_alone(tmp_path / name, config, 4, quiet)
 
 
+def test_two_do_not_train_in_one_folder(tmp_path: Path) -> None:
+    config = tiny_config(write_corpus(tmp_path))
+    said = []
+
+    def begin_again(line: str) -> None:
+        if not said:
+            said.append(line)
+            with pytest.raises(UserError, match="another process trains in"):
+                train_alone(tmp_path / "run", config, 8, quiet)
+
+    train_alone(tmp_path / "run", config, 4, begin_again)
+    assert said
+    train_alone(tmp_path / "run", config, 8, quiet)  # who has ended is in nobody's way
+
+
 def test_a_machine_with_less_memory_may_go_on(tmp_path: Path) -> None:
     config = tiny_config(write_corpus(tmp_path))
     said: list[str] = []

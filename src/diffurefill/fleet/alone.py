@@ -8,9 +8,11 @@ GPU, where the fastest attention is found anew at every start.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ import torch
 
 from diffurefill import config as configs
 from diffurefill.config import HELD_OUT, RunConfig, TrainConfig, UserError
-from diffurefill.data.documents import open_corpus, pin_sources
+from diffurefill.data.documents import Corpus, open_corpus, pin_sources
 from diffurefill.data.packing import Position
 from diffurefill.data.tokens.tokenizer import Tokenizer
 from diffurefill.evaluate.probe_sets import Probes, build_probes, load_probes, save_probes
@@ -65,6 +67,18 @@ def train_alone(
     config = replace(config, data=pin_sources(config.data))
     corpus = open_corpus(config.data)
     make_folder(folder)
+    with _nobody_else(folder):
+        _train(folder, config, corpus, last, report, device)
+
+
+def _train(
+    folder: Path,
+    config: RunConfig,
+    corpus: Corpus,
+    last: int,
+    report: Callable[[str], None],
+    device: torch.device | None,
+) -> None:
     # A start that was refused, or killed before its first save, binds the folder to nothing.
     saved = newest_weights(folder)
     if saved is None:
@@ -187,6 +201,26 @@ def _lay_out(folder: Path, config: RunConfig, tokenizer: Tokenizer, probes: Prob
     write_file(folder / records.TOKENIZER, tokenizer.to_json().encode())
     save_probes(folder / records.PROBE, probes, tokenizer.vocabulary_digest)
     write_file(folder / records.CONFIG, configs.dumps(config).encode())
+
+
+@contextlib.contextmanager
+def _nobody_else(folder: Path) -> Generator[None]:
+    """UserError while another process of this machine trains in `folder`: each would write over
+    what the other saves. Where locks are not to be had, nobody is noticed."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            place = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, place)
+            try:
+                fcntl.flock(place, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(
+                    f"another process trains in {folder}: wait until it ends, or give another "
+                    "folder"
+                ) from None
+        yield
 
 
 def _require_no_fleet(folder: Path) -> None:
