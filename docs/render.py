@@ -239,7 +239,6 @@ BLOCKS: dict[str, Callable[[dict[str, Any]], str]] = {
     "allocator": allocator_block,
     "attention": attention_block,
     "optimizer": optimizer_block,
-    "optimizer_without_bf16": partial(optimizer_block, result="optimizer_without_bf16"),
     "train": train_block,
     "train_without_bf16": partial(train_block, result="train_without_bf16"),
     "capacity": capacity_block,

@@ -123,9 +123,9 @@ def attention_cells(case: dict[str, Any]) -> list[str]:
     ]
 
 
-def optimizer_block(facts: dict[str, Any], result: str = "optimizer") -> str:
+def optimizer_block(facts: dict[str, Any]) -> str:
     text = (
-        f"`{facts['command']}` (results/{result}.json): stand-38m at {facts['tokens']:,} tokens, "
+        f"`{facts['command']}` (results/optimizer.json): stand-38m at {facts['tokens']:,} tokens, "
         f"CPU seconds as a share of forward and backward in {facts['precision']}: Muon with AdamW "
         f"{facts['muon_share']:.0%} (of those in fp32 {facts['muon_share_of_fp32']:.0%}; in fp32 "
         f"itself {facts['muon_float32_share']:.0%}, by batched products alone "
